@@ -196,11 +196,12 @@ clients:  ## builds the workers in other languages, if their tools are installed
 	@if command -v npm >/dev/null; then npm ci --prefix clients/node; \
 	else echo 'clients/node needs: apt-get install nodejs npm'; fi
 	@if command -v go >/dev/null; then $(MAKE) -C clients/go; \
-	else echo 'clients/go needs: apt-get install golang-go golang-google-grpc-dev' \
-		'protobuf-compiler protoc-gen-go-1-3'; fi
+	else echo 'clients/go needs: apt-get install golang-go gcc golang-google-grpc-dev' \
+		'protobuf-compiler protoc-gen-go-1-3 libxxhash-dev'; fi
 	@if command -v grpc_cpp_plugin >/dev/null; then $(MAKE) -C clients/cpp; \
 	else echo 'clients/cpp needs: apt-get install g++ pkg-config protobuf-compiler' \
-		'protobuf-compiler-grpc libgrpc++-dev libprotobuf-dev libssl-dev libboost-dev'; fi
+		'protobuf-compiler-grpc libgrpc++-dev libprotobuf-dev libssl-dev' \
+		'libxxhash-dev libboost-dev'; fi
 
 soak: $(INSTALLED)  ## random tests, storms of faults, conformance, attacks, upgrades and the search, for much longer; models above 2 GiB
 	$(BIN)/python benchmarks/soak.py $(ARGS)

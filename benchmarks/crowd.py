@@ -30,7 +30,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from machine import describe_machine
+from machine import describe_machine, resident_mib
 from service import Service, serving
 
 from andon.protocol.records import make_term
@@ -41,7 +41,6 @@ from scenarios.crowd_simulation import SimulatedCrowd  # tests/ is not a package
 
 _WORKERS = Path(__file__).parent / "crowd_workers.py"
 _WARM_UP = 2
-_MIB = 2**20
 _SCRAPES = 5
 
 
@@ -82,7 +81,7 @@ def line_of(workers: int, options: argparse.Namespace, folder: Path) -> dict[str
     if options.silent_calls:
         flags += ["--max-silent-calls", str(options.silent_calls)]
     with serving(folder, workers, flags) as service, ExitStack() as started:
-        idle_mib = resident_mib(service.pid)
+        idle_mib = round(resident_mib(service.pid))
         began = time.monotonic()
         crowds = [
             started.enter_context(crowd)
@@ -90,13 +89,13 @@ def line_of(workers: int, options: argparse.Namespace, folder: Path) -> dict[str
         ]
         refused = sum(heard(crowd, "joined")["refused"] for crowd in crowds)
         joined_s, joined_cpu = time.monotonic() - began, processor_s(service.pid)
-        joined_mib = resident_mib(service.pid)
+        joined_mib = round(resident_mib(service.pid))
         times: list[float] = []
         spent: list[float] = []
         while len(times) < options.steps:
             times.append(heard(crowds[0], "step")["at"])
             spent.append(processor_s(service.pid))
-        mib = resident_mib(service.pid)
+        mib = round(resident_mib(service.pid))
         ends = [heard(crowd, "cpu_s") for crowd in crowds]
         idle = resting(service, options.rest_s)
         scraped = scrape(service)
@@ -184,12 +183,6 @@ def processor_s(pid: int) -> float:
     """Processor time of a process so far, that of threads which have ended too."""
     numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def resident_mib(pid: int) -> int:
-    """A process's memory."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") // _MIB
 
 
 def _differences(times: Sequence[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Describes the machine of a measurement, for its JSON file."""
+"""Describes the machine of a measurement, for its JSON file, and a process's memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-__all__ = ["describe_machine"]
+from andon.host.memory import resident_bytes
+
+__all__ = ["describe_machine", "resident_mib"]
 
 _PACKAGES = ("grpcio", "protobuf", "numpy", "torch")
 
@@ -23,6 +25,18 @@ def describe_machine() -> dict[str, object]:
         "packages": {name: version(name) for name in _PACKAGES},
         "load_before": round(os.getloadavg()[0], 2),
     }
+
+
+def resident_mib(pid: int) -> float:
+    """A process's resident memory now.
+
+    Raises:
+        OSError: the process is gone, or this system is not Linux.
+    """
+    found = resident_bytes(pid)
+    if found is None:
+        raise ProcessLookupError(f"no memory of process {pid}")
+    return found / 2**20
 
 
 def _processor() -> str:

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from machine import describe_machine
+from machine import describe_machine, resident_mib
 from paths import PATHS
 from protocol_worker import ProtocolWorker, block_sizes
 from service import serving
@@ -104,17 +104,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "service": _row(seen["service"], idle_mib, options),
         "worker": _row(seen["worker"], worker_idle_mib, options),
     }
-
-
-def resident_mib(pid: int) -> float:
-    """A process's resident memory now.
-
-    Raises:
-        OSError: the process is gone, or this system is not Linux.
-    """
-    status = Path(f"/proc/{pid}/status").read_text()
-    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
-    return int(line.split()[1]) / 1024
 
 
 def _row(seen: list[float], idle_mib: float, options: argparse.Namespace) -> dict[str, Any]:

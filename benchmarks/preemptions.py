@@ -32,6 +32,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from local_run import commits_in, until
 from machine import describe_machine
 from schedules import write_rows
 from service import Service, serving
@@ -160,7 +161,7 @@ def _play(
         for slot, process in enumerate([fleet.prepare() for _ in range(_WORKERS)]):
             fleet.bring(slot, process)
         journal = folder / "run" / "journal.sqlite"
-        _until_step(journal, 3)
+        until(lambda: len(commits_in(journal)) >= 3, _PATIENCE_S)
         _follow(fleet, trace, how, options.seconds)
         drain = ["-m", "andon_cli", "drain", "--address", service.address]
         subprocess.run([sys.executable, *drain], check=True, capture_output=True)
@@ -182,17 +183,6 @@ def _follow(fleet: Fleet, trace: Sequence[Preemption], how: signal.Signals, seco
         else:
             fleet.bring(slot, waiting.pop(slot))
     time.sleep(max(0.0, began + seconds - time.monotonic()))
-
-
-def _until_step(journal: Path, step: int) -> None:
-    until = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < until:
-        time.sleep(0.2)
-        if journal.exists():
-            with JournalReader(journal) as reader:
-                if len([each for each in reader.chain() if each.result is not None]) >= step:
-                    return
-    raise RuntimeError("the line did not train")
 
 
 def _figures(journal: Path, fleet: Fleet, options: argparse.Namespace) -> dict[str, Any]:

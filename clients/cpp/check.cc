@@ -1,5 +1,5 @@
-// Checks the conformance vectors for the sample order, layout digests, weights' digests, checksums and
-// the tree over grains.
+// Checks the conformance vectors for the sample order, layout digests, weights' digests, checksums,
+// the tree over grains and attestations.
 #include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>
 #include <google/protobuf/util/message_differencer.h>
@@ -11,6 +11,7 @@
 #include "worker/files.h"
 #include "worker/order.h"
 #include "worker/tree.h"
+#include "worker/verification.h"
 
 namespace {
 
@@ -127,8 +128,9 @@ void check_cover(const Struct& one) {
 
 void check_sums(const Struct& one) {
   const auto& grains = list(one, "grains");
-  const auto leaf = [&](std::uint64_t index) {
-    const Struct& grain = grains[index].struct_value();
+  const auto leaf = [&](andon::Node node) -> std::optional<andon::Contribution> {
+    if (node.stop - node.first > 1) return {};
+    const Struct& grain = grains[node.first].struct_value();
     const std::string raw = bytes(text(grain, "gradient"));
     andon::Contribution leaf;
     leaf.weight = at(grain, "weight").number_value();
@@ -147,11 +149,30 @@ void check_sums(const Struct& one) {
                  andon::to_bytes(numbers.data(), numbers.size()) == bytes(text(wanted, "payload")),
              "a node of " + text(one, "name"));
     }
+  auto root = andon::sum({0, static_cast<std::uint64_t>(grains.size())}, leaf);
+  andon::divide(root, root.weight, whole(at(one, "grain")), grains.size());
+  const auto& mean = root.gradients[0];
+  expect(andon::to_bytes(mean.data(), mean.size()) == bytes(text(at(one, "answer").struct_value(), "payload")),
+         "the mean of " + text(one, "name"));
 }
 
 void check_tree(const Struct& file) {
   for (const auto& each : list(file, "covers")) check_cover(each.struct_value());
   for (const auto& each : list(file, "means")) check_sums(each.struct_value());
+}
+
+void check_attestations(const Struct& file) {
+  for (const auto& each : list(file, "digests")) {
+    const Struct& one = each.struct_value();
+    std::string all;
+    const auto& components = list(one, "components");
+    for (int i = 0; i < components.size(); ++i) {
+      const auto hash = andon::hash128(bytes(components[i].string_value()));  // an absent one has no bytes
+      expect(hash == bytes(list(one, "hashes")[i].string_value()), "a component of " + text(one, "name"));
+      all += hash;
+    }
+    expect(andon::hash128(all) == bytes(text(one, "digest")), "the digest of " + text(one, "name"));
+  }
 }
 
 template <typename Message>
@@ -187,6 +208,7 @@ int main(int argc, char** argv) {
   check_layout(vectors(folder, "layout.json"));
   check_weights(vectors(folder, "weights.json"));
   check_tree(vectors(folder, "tree.json"));
+  check_attestations(vectors(folder, "attestations.json"));
   check_checksums(folder);
   std::cout << checked << " vectors, " << wrong << " wrong\n";
   return wrong > 0;

@@ -57,6 +57,13 @@ class Logistic : public andon::Model {
     return {mean(group_sum), mean(linear_sum)};
   }
 
+  std::string sample(std::uint64_t index) override {
+    auto numbers = data_[index].features;
+    numbers.push_back(static_cast<float>(data_[index].group));
+    numbers.push_back(static_cast<float>(data_[index].label));
+    return andon::to_bytes(numbers.data(), numbers.size());
+  }
+
   void apply(const std::vector<std::vector<float>>& averages) override {
     std::vector<float>* weights[] = {&group, &linear};
     for (int block = 0; block < 2; ++block)

@@ -56,6 +56,11 @@ class Logistic {
     return { gradients: [mean(group), mean(linear)], lossSum };
   }
 
+  sample(index) {
+    const { features, of, label } = this.rows[index];
+    return toBytes(Float32Array.of(...features, of, label));
+  }
+
   apply(averages) {
     [this.group, this.linear].forEach((weights, b) => {
       for (let i = 0; i < weights.length; i += 1) {

@@ -481,6 +481,7 @@ def _cost(message: pb.RunCost) -> RunCost:
         currency=message.currency,
         cost=message.cost if message.HasField("cost") else None,
         samples_per_unit=message.samples_per_unit if message.HasField("samples_per_unit") else None,
+        tokens_per_unit=message.tokens_per_unit if message.HasField("tokens_per_unit") else None,
     )
 
 

@@ -220,7 +220,7 @@ class ExportSettings(CommandSettings):
     format: Annotated[Literal["csv", "json", "tensorboard"], FLAG_ONLY] = "csv"
     """As what."""
     by: Annotated[Literal["step", "epoch"], FLAG_ONLY] = "step"
-    """Of csv: a row for each step, or for each epoch. JSON has both."""
+    """A row for each step, or for each epoch; for TensorBoard, curves over steps or over epochs."""
     output: Annotated[File | None, FLAG_ONLY, Parameter(name=("--output", "-o"))] = None
     """Write to this file, or for TensorBoard into this folder. Default: standard output, or the
     folder tensorboard of the run."""

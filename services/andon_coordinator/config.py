@@ -126,8 +126,9 @@ class LineOptions:
     times its usual, or if a worker drifts. Default: off."""
     on_spike: SpikeAction = SpikeAction.HALT
     """About a spike: halt; or go on by itself, and scale the averaged gradient down (limit), leave
-    the step's samples out (skip), or send a worker away that stands out again and again, or drifts
-    (drop). Each includes those before it. Without a FACTOR of the three above, each is 10."""
+    the step's samples out (skip), go back to a checkpoint and leave out what was trained since, if
+    the spike stays (back), or send a worker away that stands out again and again, or drifts (drop).
+    Each includes those before it. Without a FACTOR of the three above, each is 10."""
     evict_slower_than: Annotated[
         float | None, Parameter(validator=Within(above=1.0, most=1000.0), metavar="FACTOR")
     ] = None
@@ -232,6 +233,11 @@ class LineOptions:
                     f"--{flag} applies to local steps, and the schedule is {self.schedule}: "
                     "pass --schedule local too, or leave it out"
                 )
+        if self.quorum is not None and self.on_spike is SpikeAction.BACK:
+            return (
+                "--on-spike back does not apply to a quorum, where samples are owed from before "
+                "and after a checkpoint: pass --on-spike skip, or leave --quorum out"
+            )
         if (no_fragments := self._obstacle_to_fragments) or (no_quorum := self._beside_quorum):
             return no_fragments or no_quorum
         if self._beside_topk:

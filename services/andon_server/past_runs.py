@@ -31,6 +31,10 @@ class PastRun:
     seconds: float = 0.0
     """From its first record to its last one, with all waits."""
     steps: int = 0
+    epoch: int | None = None
+    """That of the last step, counted from 0; None before the first step, and of sessions."""
+    total_epochs: int | None = None
+    """After how many the script ends; None: it did not say."""
     loss: float | None = None
     accuracy: float | None = None
     """The share of correct samples in the last step, from 0 to 1; None if nobody counted."""
@@ -45,7 +49,8 @@ class PastRun:
     def __post_init__(self) -> None:
         """Raises ValueError for what no run can have: a journal may be damaged."""
         numbers = (self.started_unix_s, self.seconds, self.loss or 0.0, self.accuracy or 0.0)
-        counts = (self.steps, self.workers, self.gaps, self.last_gap_step)
+        epochs = (self.epoch or 0, self.total_epochs or 0)
+        counts = (self.steps, *epochs, self.workers, self.gaps, self.last_gap_step)
         if not (
             isinstance(self.run_id, str)
             and self.run_id.isprintable()
@@ -73,6 +78,7 @@ def read_run(folder: Path) -> PastRun:
 
 
 def _past_run(book: RunBook, folder: Path) -> PastRun:
+    last, plan = book.last_step, book.run.plan
     return PastRun(
         run_id=book.run.run_id,
         folder=folder,
@@ -80,6 +86,8 @@ def _past_run(book: RunBook, folder: Path) -> PastRun:
         started_unix_s=book.run.created_at_unix_s,
         seconds=book.seconds,
         steps=book.steps,
+        epoch=None if last is None or last.result is None else last.result.epoch,
+        total_epochs=None if plan is None else plan.total_epochs,
         loss=book.last_loss,
         accuracy=book.last_accuracy,
         workers=book.most_workers,

@@ -50,11 +50,12 @@ def _is_new_node() -> bool:
 
 
 def _has_grpc_go() -> bool:
-    return Path("/usr/share/gocode/src/google.golang.org/grpc").is_dir()
+    grpc = Path("/usr/share/gocode/src/google.golang.org/grpc")
+    return grpc.is_dir() and Path("/usr/include/xxhash.h").is_file()
 
 
 def _has_grpc_cpp() -> bool:
-    packages = ["pkg-config", "--exists", "grpc++", "protobuf", "libcrypto"]
+    packages = ["pkg-config", "--exists", "grpc++", "protobuf", "libcrypto", "libxxhash"]
     found = subprocess.run(packages, check=False, capture_output=True).returncode == 0
     return found and Path("/usr/include/boost/crc.hpp").is_file()
 
@@ -71,9 +72,9 @@ LANGUAGES = {
     ),
     "go": Language(
         name="go",
-        programs=("go", "protoc", "protoc-gen-go", "make"),
-        supplied_by="apt-get install golang-go golang-google-grpc-dev protobuf-compiler "
-        "protoc-gen-go-1-3",
+        programs=("go", "gcc", "protoc", "protoc-gen-go", "make"),
+        supplied_by="apt-get install golang-go gcc golang-google-grpc-dev protobuf-compiler "
+        "protoc-gen-go-1-3 libxxhash-dev",
         build=("make", "-s", "-C", str(CLIENTS / "go")),
         run=(str(CLIENTS / "go/build/logistic"), "-data", str(CLIENTS / "data/samples.csv")),
         check=("make", "-s", "-C", str(CLIENTS / "go"), "check"),
@@ -83,7 +84,7 @@ LANGUAGES = {
         name="cpp",
         programs=("g++", "protoc", "grpc_cpp_plugin", "pkg-config", "make"),
         supplied_by="apt-get install g++ pkg-config protobuf-compiler protobuf-compiler-grpc "
-        "libgrpc++-dev libprotobuf-dev libssl-dev libboost-dev",
+        "libgrpc++-dev libprotobuf-dev libssl-dev libxxhash-dev libboost-dev",
         build=("make", "-s", "-j2", "-C", str(CLIENTS / "cpp")),
         run=(str(CLIENTS / "cpp/build/logistic"), "--data", str(CLIENTS / "data/samples.csv")),
         check=("make", "-s", "-C", str(CLIENTS / "cpp"), "check"),

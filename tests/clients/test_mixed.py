@@ -24,8 +24,9 @@ def test_four_languages_train_one_model_in_grains_and_one_is_killed_on_the_way(
 ) -> None:
     languages = ["python", *LANGUAGES]
     lost = languages.index("go")
-    more = ("--min-workers", "3", "--grad-norm-spike", "1000", "--arithmetic", "tell")
-    with mixed_line(tmp_path, 4, 30, *more, small_chunks=True, grain=3) as line:
+    more = ("--min-workers", "3", "--grad-norm-spike", "1000")
+    grains = ("--arithmetic", "tell", "--verify", "0.3")
+    with mixed_line(tmp_path, 4, 30, *more, *grains, small_chunks=True, grain=3) as line:
         for slot, language in enumerate(languages):
             line.start(slot, language, hold_at="20" if language == "python" else "")
         line.await_step(19)

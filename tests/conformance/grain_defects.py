@@ -1,11 +1,14 @@
-"""Defects of a worker that computes grains: each names the check of the judge that must find it.
+"""Defects of a worker that computes grains, and verifies others' grains.
+
+Each names the check of the judge that must find it.
 
 They are for `judged_line.py`, whose loop has grains if the judge asks for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +18,11 @@ from andon.protocol.capabilities import SAME_BITS
 from andon.protocol.grains import Node, cover
 from andon.v1 import coordinator_pb2 as pb
 from andon_trainer.averaging import node_sums
+from andon_trainer.averaging.attesting import SumHashes
 from andon_trainer.averaging.grain_averaging import LineGrains
+from andon_trainer.averaging.mean_checks import MeanChecks
 from andon_trainer.averaging.node_sums import NodeSums, Parts
+from andon_trainer.averaging.verification import Verification
 from andon_trainer.exchange.collector import OpenCall
 from andon_trainer.exchange.control import control
 from andon_trainer.exchange.route import Route
@@ -147,3 +153,59 @@ def takes_parts_of_grains() -> None:
 @_found_by("grains.reducer")
 def sends_nodes_to_any_reducer() -> None:
     wrap(WireLane, "_refuse_lacking", lambda right, self, address, needed: None)
+
+
+# ---------------------------------------------------------------------- verification
+
+
+@_found_by("verification.digests")
+def attests_a_wrong_digest() -> None:
+    """Of nodes, and the same one for its own as for those of others: so nothing else differs."""
+
+    def attested(right: _Right, self: SumHashes, *arguments: Any) -> Iterator[Any]:
+        for each in right(self, *arguments):
+            wrong = bytes([each.digest[0] ^ 1]) + each.digest[1:]
+            yield replace(each, digest=wrong) if len(each.node) > 1 else each
+
+    wrap(SumHashes, "attested", attested)
+
+
+@_found_by("verification.again")
+def computes_others_grains_wrong() -> None:
+    def take(right: _Right, self: Verification, grain: int, weight: float) -> None:
+        right(self, grain, weight * (1 + 2**-20))
+
+    wrap(Verification, "take", take)
+
+
+@_found_by("verification.again")
+def answers_for_the_wrong_grain() -> None:
+    """Says of each grain that it verifies what it has computed for the next one."""
+
+    def attested(right: _Right, self: Verification, itemised: frozenset[int]) -> Any:
+        assert self._own.hashes is not None
+        mine = len(list(self._own.hashes.attested(self._own.nodes)))
+        said = right(self, itemised)
+        others = [each for each in said[mine:] if len(each.node) == 1]
+        next_ = {one.node: other for one, other in itertools.pairwise([*others, *others[:1]])}
+        turned = (replace(next_.get(each.node, each), node=each.node) for each in said[mine:])
+        return *said[:mine], *turned
+
+    wrap(Verification, "attested", attested)
+
+
+@_found_by("verification.relays")
+def relays_none_of_its_sums() -> None:
+    def receive(right: _Right, self: MeanChecks, node: Any, *, last: bool) -> Any:
+        return right(self, replace(node, rank=node.rank + 99), last=last)
+
+    wrap(MeanChecks, "_receive", receive)
+
+
+@_found_by("verification.mean")
+def takes_the_mean_that_came_for_its_own() -> None:
+    def finish(right: _Right, *arguments: Any) -> Any:
+        check = right(*arguments)
+        return check and replace(check, expected=check.came, apart=None)
+
+    wrap(MeanChecks, "finish", finish)

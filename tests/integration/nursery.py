@@ -1,8 +1,9 @@
 """Nurseries: templates that have imported the slow modules, and fork processes for tests.
 
 A forked process behaves like `python script args` or `python -m module args`, but starts some
-seconds sooner (`andon_cli.launching.template`). Processes that torchrun starts, the first workers
-of `andon run`, and the replacement of a killed coordinator start without a nursery.
+seconds sooner, and ends a quarter of a second sooner (`andon_cli.launching.template`). Processes
+that torchrun starts, the first workers of `andon run`, and the replacement of a killed coordinator
+start without a nursery.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Literal
 from andon_cli.launching.template import Template
 from andon_cli.verbs import VERBS
 
-__all__ = ["Child", "Process", "first_line", "nursery", "start_anew"]
+__all__ = ["Child", "Nursery", "Process", "first_line", "nursery", "start_anew"]
 
 _BREATH_S = 60.0
 """Importing PyTorch on a busy machine takes a while."""
@@ -80,7 +81,7 @@ Process = Child | subprocess.Popen[bytes]
 def start_anew(
     arguments: Sequence[str], environment: Mapping[str, str], output: Path, errors: Path
 ) -> Process:
-    """Starts a process like `_Nursery.start`, but with a new interpreter, which is slower."""
+    """Starts a process like `Nursery.start`, but with a new interpreter, which is slower."""
     with output.open("ab") as out, errors.open("ab") as err:
         return subprocess.Popen(
             [sys.executable, *arguments], env=environment, stdout=out, stderr=err
@@ -96,14 +97,15 @@ def first_line(process: Process, output: Path) -> str:
     return text.partition("\n")[0]
 
 
-class _Nursery:
+class Nursery:
     """The tests' interface to a template."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
+    def __init__(self, modules: Sequence[str], *, frees: bool = False) -> None:
+        """Starts a template; `frees` is one of its arguments."""
         path = ":".join(path for path in sys.path if path)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         self._template = Template(
-            modules, environment=environment, room=_ROOM, patience_s=_BREATH_S
+            modules, environment=environment, room=_ROOM, patience_s=_BREATH_S, frees=frees
         )
         self._forking = Lock()
         atexit.register(self._template.close)
@@ -158,9 +160,9 @@ _MODULES = {
 
 
 @cache
-def nursery(imports: Literal["trainer", "service", "models", "plain"]) -> _Nursery:
+def nursery(imports: Literal["trainer", "service", "models", "plain"]) -> Nursery:
     """The nursery with PyTorch, the one without, and those with transformers or FSDP, too.
 
     Each starts at its first use.
     """
-    return _Nursery(_MODULES[imports])
+    return Nursery(_MODULES[imports])

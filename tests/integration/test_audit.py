@@ -1,12 +1,17 @@
-"""`andon audit`: a run of 500 steps is recomputed, and one wrong step in it is found."""
+"""`andon audit`: a run is recomputed, and one wrong step in it is found.
+
+It has 100 steps, and 500 with ANDON_AUDIT, as in `make soak`.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from andon_cli.app import main
@@ -14,17 +19,20 @@ from integration.harness import SCRIPTS, train
 
 pytestmark = pytest.mark.integration
 
-STEPS, WRONG = 500, 312
+STEPS = 500 if os.environ.get("ANDON_AUDIT") else 100
+WRONG, DIES_AT = STEPS * 5 // 8, STEPS * 7 // 10
 FLAGS = ("--same-bits", "--digest-every", "1")
 
 
-def trained(folder: Path, **spec: int) -> list[str]:
+def trained(folder: Path, *, checkpoint_every: int = 0, **spec: int) -> list[str]:
     """Trains; returns the words that audit the run with the script as it should be.
 
     The audit's script writes no result: its folder has none afterwards.
     """
     folder.mkdir()
-    train(folder, {"steps": STEPS, **spec}, 1, *FLAGS, script="audited.py")
+    more: dict[str, Any] = {"ANDON_RUN_DIR": f"{folder}/run", "ANDON_KEEP_CHECKPOINTS": "99"}
+    more = {**more, "ANDON_CHECKPOINT_EVERY": str(checkpoint_every)} if checkpoint_every else {}
+    train(folder, {"steps": STEPS, **spec}, 1, *FLAGS, script="audited.py", **more)
     return words_of(folder, {"steps": STEPS})
 
 
@@ -39,34 +47,39 @@ def found(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return fields
 
 
-def test_one_bit_that_is_wrong_after_one_step_of_500_is_found(
+def test_one_bit_that_is_wrong_after_one_step_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = trained(tmp_path / "bad", wrong=WRONG)
+    words = trained(tmp_path / "bad", wrong=WRONG, checkpoint_every=WRONG)
 
     assert main(words) == 1
 
     difference = found(capsys)["difference"]
     assert (difference["step"], difference["what"]) == (WRONG, "weights")
     assert difference["weights_equal_after"] == WRONG - 1
-    assert difference["parameter"] == "0.weight"
+    assert (difference["parameter"], difference["element"]) == ("0.weight", [0, 0])
+    there, here = map(np.float32, difference["values"])
+    assert there.view(np.int32) ^ here.view(np.int32) == 1
 
 
 def test_the_same_run_without_it_passes_also_if_the_audit_is_interrupted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = trained(tmp_path / "good")
-    words[2:2] = ["--own-checkpoint-every", "100"]
+    words[2:2] = ["--own-checkpoint-every", str(STEPS // 5)]
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "good").rglob("*")}
 
-    monkeypatch.setenv("AUDITED_DIES_AT", "350")
+    monkeypatch.setenv("AUDITED_DIES_AT", str(DIES_AT))
     assert main(words) == 4
-    assert "stopped at step 350 of 500: it ended with exit code 7" in capsys.readouterr().err
+    assert (
+        f"stopped at step {DIES_AT} of {STEPS}: it ended with exit code 7"
+        in capsys.readouterr().err
+    )
     monkeypatch.delenv("AUDITED_DIES_AT")
     assert main(words) == 0
 
     fields = found(capsys)
-    assert fields["verdict"] == "steps 1 to 500 recomputed: all weights equal, and all losses"
+    assert fields["verdict"] == f"steps 1 to {STEPS} recomputed: all weights equal, and all losses"
     assert "went on from its own checkpoint" in fields["notes"][0]
     # The run is as it was, and what stands behind the script's loop did not run.
     assert not (tmp_path / "good" / "out").exists()

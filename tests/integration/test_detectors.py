@@ -54,30 +54,47 @@ def test_a_gradient_norm_spike_that_is_accepted_is_committed(tmp_path: Path) -> 
     assert norms[18] > 100 * max(usual)
 
 
-@pytest.mark.parametrize(
-    ("policy", "flags", "skipped"),
-    [("limit", ("--grad-norm-spike", "20"), []), ("skip", ("--grad-norm-spike", "1e9"), [144])],
-)
-def test_a_line_deals_with_a_spike_by_itself(
-    tmp_path: Path, policy: str, flags: tuple[str, ...], skipped: list[int]
-) -> None:
-    flags = (*flags, "--on-spike", policy, "--loss-spike", "20")
+def test_a_line_limits_a_spike_of_the_gradients_norm_by_itself(tmp_path: Path) -> None:
+    flags = ("--on-spike", "limit", "--loss-spike", "20", "--grad-norm-spike", "20")
     with start_line(tmp_path, {**SPEC, "loud_once": True}, 2, *flags) as (service, workers):
         await_exit(workers)
 
     assert len({worker.seen["digest"] for worker in workers}) == 1
     with StepReader(service.journal) as journal:
         assert journal.halts() == []
-        assert [each.positions.start for each in journal.skips()] == skipped
+        assert journal.skips() == []
         results, events = journal.results(), journal.run_events()
         assert journal.ledger_faults() == []
     [told] = [each.text for each in events if each.kind is RunEventKind.SPIKE]
-    assert told.startswith(f"{policy}: the loss ")
+    assert told.startswith("limit: the loss ")
     usual = statistics.median(each.gradient_norm for each in results if each.gradient_norm)
     scales = {at: each.gradient_scale for at, each in enumerate(results) if each.gradient_scale < 1}
-    if policy == "limit":
-        [(at, scale)] = scales.items()
-        assert at == 18
-        assert scale * (results[at].gradient_norm or 0.0) == pytest.approx(usual, rel=0.2)
-    else:
-        assert scales == {}
+    [(at, scale)] = scales.items()
+    assert at == 18
+    assert scale * (results[at].gradient_norm or 0.0) == pytest.approx(usual, rel=0.2)
+
+
+def test_a_line_whose_loss_stays_a_spike_goes_back_to_a_checkpoint_by_itself(
+    tmp_path: Path,
+) -> None:
+    spec = {**SPEC, "steps": 24, "loud_at": 0, "ruin_at": 20}
+    flags = ("--on-spike", "back", "--loss-spike", "20", "--grad-norm-spike", "1e9")
+    files = {"ANDON_RUN_DIR": str(tmp_path / "run"), "ANDON_CHECKPOINT_EVERY": "3"}
+    with start_line(tmp_path, spec, 2, *flags, **files) as (service, workers):
+        await_exit(workers)
+
+    assert len({worker.seen["digest"] for worker in workers}) == 1
+    with StepReader(service.journal) as journal:
+        assert (journal.halts(), journal.steps()) == ([], 24)
+        assert journal.ledger_faults() == []
+        [skip], results, events = journal.skips(), journal.results(), journal.run_events()
+        count, _, _ = journal.rolled_back()
+    told = [each.text for each in events if each.kind is RunEventKind.SPIKE]
+    assert [each.partition(":")[0] for each in told] == ["skip"] * 3 + ["back"]
+    [back] = [each for each in events if each.kind is RunEventKind.WENT_BACK]
+    # The last one that was whole by then, and after which a step was committed. Three batches were
+    # skipped, and then all from there on, with the fourth.
+    assert back.step in (15, 18)
+    assert count == 19 - back.step
+    assert (skip.positions.start, skip.positions.stop) == (8 * back.step, 8 * 23)
+    assert max(each.loss for each in results) < 2 * results[0].loss

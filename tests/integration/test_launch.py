@@ -63,7 +63,9 @@ def test_the_same_script_gives_the_same_losses_however_it_is_started(tmp_path: P
     solo = train_alone(tmp_path / "solo", SPEC).seen
 
     andon = [sys.executable, "-m", "andon_cli", "run", "--workers", "2"]
-    run(console, *andon, "--report", "report.json", SCRIPT, *write_spec(console))
+    # Without restarts it keeps no template, which would import PyTorch once more.
+    flags = ["--restarts", "0", "--report", "report.json"]
+    run(console, *andon, *flags, SCRIPT, *write_spec(console))
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", SCRIPT]
     command = [*launcher, *write_spec(torchrun)]
     code, output, errors = end_of(Launched("trainer", command, clean_environment(), torchrun))

@@ -23,9 +23,11 @@ from integration.fixtures.console import (
     template_of,
     worker_of,
 )
-from integration.nursery import Process, nursery, start_anew
+from integration.nursery import Nursery, Process, nursery, start_anew
 
 pytestmark = pytest.mark.integration
+
+Starts = dict[str, Callable[..., Process]]
 
 _PROBE = """
 import atexit, json, multiprocessing, os, pickle, signal, sys, threading
@@ -59,6 +61,9 @@ if __name__ == "__main__":
 """
 _ENDS = {
     "code": "import sys; sys.exit(3)",
+    "thread": "import threading; threading.Timer(0.05, print, [1]).start()",
+    "open file": "file = open('/dev/stderr', 'w'); file.write('kept')",
+    "full disk": "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1); print(1)",
     "words": "raise SystemExit('no such thing')",
     "exception": "def fail():\n    raise ValueError('é')\n\nfail()",
     "syntax": "x = (",
@@ -69,55 +74,60 @@ _ENDS = {
 }
 
 
-def _starts() -> dict[str, Callable[..., Process]]:
-    return {"anew": start_anew, "forked": nursery("service").start}
+@pytest.fixture(scope="module")
+def starts() -> Starts:
+    """A new interpreter, a fork, and a fork that destroys nothing at its end."""
+    frees = Nursery(["json"], frees=True)
+    return {"anew": start_anew, "forked": frees.start, "in haste": nursery("service").start}
 
 
-def _both(folder: Path, text: str, *arguments: str) -> dict[str, tuple[int, str, str]]:
-    """Exit code, output and errors of a script that was started in both ways."""
+def _each(starts: Starts, folder: Path, text: str, *words: str) -> dict[str, tuple[int, str, str]]:
+    """Exit code, output and errors of a script that was started in each way."""
     script = folder / "script.py"
     script.write_text(text, "utf-8")
     found = {}
-    for how, begin in _starts().items():
+    for how, begin in starts.items():
         output, errors = folder / f"{how}.out", folder / f"{how}.err"
         # Each library has read the other variables before.
         environment = {**os.environ, "ANDON_OWN": how}
-        process = begin(["script.py", *arguments], environment, output, errors)
+        process = begin(["script.py", *words], environment, output, errors)
         found[how] = process.wait(60.0), output.read_text("utf-8"), errors.read_text("utf-8")
     return found
 
 
 def test_a_forked_process_sees_what_one_of_a_new_interpreter_sees(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    both = _both(tmp_path, _PROBE, "--flag", "é")
+    each = _each(starts, tmp_path, _PROBE, "--flag", "é")
 
     seen = {}
-    for how, (code, output, errors) in both.items():
+    for how, (code, output, errors) in each.items():
         assert (code, errors) == (0, "")
         *said, last = output.splitlines()
         assert last == "at exit"
         seen[how] = json.loads(said[-1])
         assert seen[how]["environment"].pop("ANDON_OWN") == how
-    # The nursery's own search path is that of the tests.
-    assert seen["forked"]["path"][0] == seen["anew"]["path"][0]
-    assert set(seen["anew"]["path"]) <= set(seen["forked"]["path"])
-    for each in seen.values():
-        del each["path"]
-    assert seen["forked"] == seen["anew"]
+    anew = seen.pop("anew")
+    path = anew.pop("path")
+    for forked in seen.values():
+        # The nursery's own search path is that of the tests.
+        found = forked.pop("path")
+        assert found[0] == path[0]
+        assert set(path) <= set(found)
+        assert forked == anew
 
 
 @pytest.mark.parametrize("text", _ENDS.values(), ids=_ENDS)
 def test_a_forked_process_ends_as_one_of_a_new_interpreter_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+    starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    both = _both(tmp_path, text)
+    each = _each(starts, tmp_path, text)
 
-    assert both["forked"] == both["anew"]
+    assert each["forked"] == each["in haste"] == each["anew"]
 
 
 def test_forked_processes_draw_different_numbers(tmp_path: Path) -> None:

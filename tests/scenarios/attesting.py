@@ -15,12 +15,13 @@ from andon.protocol.attestations import (
     Attestation,
     ElementApart,
     MeanCheck,
+    NodeApart,
 )
 from andon.protocol.grains import Grains, Node, cover
 from andon.protocol.records import PositionRange
 from andon.protocol.rounds import RankTerms
 
-__all__ = ["attested", "mean_checked"]
+__all__ = ["attested", "mean_checked", "nodes_apart"]
 
 _WRONG_COMPONENT = 2
 
@@ -77,16 +78,41 @@ def mean_checked(
     Args:
         terms: its assignment.
         wrong: as in `attested`, what others have sent to it.
-        odd: `mean`: what came is another mean; `sums`: it got other sums.
+        odd: `mean`: what came is another mean, in block 0, or with `mean:3` in block 3; `sums`: it
+            got other sums.
     """
     if not terms.sums:
         return None
     nodes = [each.node for each in terms.sums if each.relayed]
     relayed = tuple(_hash(terms.parent, node, _marks(node, wrong or {})) for node in nodes)
     relayed = (bytes(DIGEST_BYTES),) * len(nodes) if odd == "sums" else relayed
-    expected, came = b"e" * DIGEST_BYTES, (b"x" if odd == "mean" else b"e") * DIGEST_BYTES
-    apart = ElementApart(0, 1, 1.5, 1.25) if odd == "mean" else None
+    kind, _, block = odd.partition(":")
+    expected, came = b"e" * DIGEST_BYTES, (b"x" if kind == "mean" else b"e") * DIGEST_BYTES
+    apart = ElementApart(int(block or 0), 1, 1.5, 1.25) if kind == "mean" else None
     return MeanCheck(expected=expected, came=came, relayed=relayed, apart=apart)
+
+
+def nodes_apart(
+    terms: RankTerms, given: Iterable[Attestation], check: MeanCheck | None, written: bytes = b""
+) -> tuple[NodeApart, ...]:
+    """The nodes of which a worker has heard something else than it has made.
+
+    `written`: the digest of its averages; empty: they are what came.
+    """
+    if check is None:
+        return ()
+    came = zip((each.node for each in terms.sums if each.relayed), check.relayed, strict=True)
+    own = {each.node: each.digest for each in given}
+    element = ElementApart(_WRONG_COMPONENT, 5, 0.5, 0.25)
+    heard = tuple(
+        NodeApart(node=node, own=own[node], other=other, element=element)
+        for node, other in came
+        if own.get(node, other) != other
+    )
+    if not written:
+        return heard
+    root = Node(0, terms.sums[-1].node.stop)
+    return *heard, NodeApart(node=root, own=written, other=bytes(DIGEST_BYTES), element=element)
 
 
 def _marks(node: Node, wrong: Mapping[str, str]) -> list[str]:

@@ -20,7 +20,7 @@ from itertools import count, takewhile
 from typing import Any
 
 from andon.protocol.arithmetic import Arithmetic, ArithmeticRule, in_order
-from andon.protocol.attestations import Attestation, MeanCheck
+from andon.protocol.attestations import Attestation, MeanCheck, NodeApart
 from andon.protocol.capabilities import OVERFLOW
 from andon.protocol.encoding import Encoding
 from andon.protocol.grains import Node, NodeLoss
@@ -43,7 +43,7 @@ from andon_coordinator.core.settings import (
 )
 from andon_coordinator.core.spikes import SpikeAction
 from scenarios import transcript
-from scenarios.attesting import attested, mean_checked
+from scenarios.attesting import attested, mean_checked, nodes_apart
 from scenarios.line_bench import Bench, make_layout
 from scenarios.transcript import Options, options_of
 
@@ -186,7 +186,9 @@ class _Commands:
             arithmetic=_arithmetic(options["arithmetic"])
             if "arithmetic" in options
             else request.arithmetic,
-            checkpoints=on.CheckpointPlan(int(options["every"]), "/runs")
+            checkpoints=on.CheckpointPlan(
+                int(options["every"]), "/runs", int(options.get("keep", "3"))
+            )
             if "every" in options
             else None,
         )
@@ -208,7 +210,7 @@ class _Commands:
         head = _key(options["head"]) if "head" in options else peer.head
         left = "leaves" in words
         wrote = _number(options.get("wrote", ""))
-        last = on.Checkpoint(wrote, f"/runs/step-{wrote}") if wrote is not None else None
+        last = self._checkpoint(wrote, options)
         place = options.get("at", "")
         begun = int(options.get("writes", "0"))
         asked = on.WorkRequested(
@@ -222,12 +224,19 @@ class _Commands:
         )
         return self.bench.send(asked)
 
+    def _checkpoint(self, step: int | None, options: Options) -> on.Checkpoint | None:
+        """The one of this step; `wrote_at` is the record that it was written at."""
+        if step is None:
+            return None
+        head = _key(options["wrote_at"]) if "wrote_at" in options else None
+        return on.Checkpoint(step, f"/runs/step-{step}", head)
+
     def ready(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)
         given, next_ = options.get("weight"), None
         if "next" in words or "next" in options:
             wrote = _number(options.get("wrote", ""))
-            last = on.Checkpoint(wrote, f"/runs/step-{wrote}") if wrote is not None else None
+            last = self._checkpoint(wrote, options)
             begun = int(options.get("writes", "0"))
             next_ = on.StandingRequest(checkpoint=last, checkpoint_begun=begun)
         report = self.bench.ready(
@@ -248,6 +257,7 @@ class _Commands:
             digest_prefixes=bytes.fromhex(options.get("prefixes", "")),
             attested=self._attested(stream, options),
             mean_check=self._mean_check(stream, options),
+            apart=self._nodes_apart(stream, options),
             averages_digest=bytes.fromhex(options.get("averages", report.averages_digest.hex())),
             end_of_data="end_of_data" in options,
             stop_reason=options.get("stop", ""),
@@ -282,6 +292,13 @@ class _Commands:
         assert work is not None
         heard = filter(None, options.get("heard", "").split(","))
         return mean_checked(work, wrong=dict.fromkeys(heard, "wrong"), odd=options.get("odd", ""))
+
+    def _nodes_apart(self, stream: int, options: Options) -> tuple[NodeApart, ...]:
+        work = self.bench.peers[stream].assignment
+        assert work is not None
+        given, check = self._attested(stream, options), self._mean_check(stream, options)
+        written = bytes.fromhex(options.get("averages", ""))
+        return nodes_apart(work, given, check, written)
 
     def _timings(self, samples: int, options: Options) -> on.StepTimings:
         """`speed` is in samples a second; the others are seconds."""
@@ -518,7 +535,8 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             skip = ""
             if skipped is not None:
                 ranges = (skipped.positions,) if skipped.ranges is None else skipped.ranges
-                skip = f" skip {' '.join(map(_range, ranges))}"
+                earlier = [f"{epoch}:{_range(part)}" for epoch, part in skipped.earlier]
+                skip = f" skip {' '.join([*earlier, *map(_range, ranges)])}"
             return f"{_record(record)}{_result(result)}{skip}" + (f" ({note})" if note else "")
         case do.FindAncestor(heads):
             return " ".join(map(_shown_key, heads))
@@ -582,6 +600,7 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             relay = f" through {effect.relay}" if effect.relay else ""
             beside = " beside training" if effect.beside_training else ""
             beside += " others wait" if effect.holds_up else ""
+            beside += f" from {effect.checkpoint.folder}" if effect.checkpoint else ""
             return f"{number} {effect.role.name} {head} peer {effect.peer}{relay}{beside}"
         case do.EndSession(worker):
             return f"of worker {worker}"

@@ -12,8 +12,8 @@ from search import coordinator, reducer
 from search.messages import Lost, Out
 from search.moves import end_transfer, lose_transfer
 from search.numbers import Serial, Stream
-from search.state import NOTICE, WRONG_ARITHMETIC, Draft, Label, State
-from search.verifying import computes_wrong
+from search.state import NOTICE, RELAYED, WRONG_ARITHMETIC, Draft, Label, State
+from search.verifying import computes_wrong, relays_wrong
 from search.worker import Place
 from search.world import World
 
@@ -306,6 +306,7 @@ _OF_A_WORKER: dict[str, Callable[[World, State, int], Iterator[tuple[Label, Stat
     "leaves": _leaves,
     NOTICE: _notice,
     WRONG_ARITHMETIC: computes_wrong,
+    RELAYED: relays_wrong,
 }
 
 _OF_OTHERS: dict[str, Callable[[World, State], Iterator[tuple[Label, State]]]] = {

@@ -29,7 +29,7 @@ ENVELOPES: tuple[type[Message], ...] = (
 )
 """Messages that are one oneof: each of their cases is a vector."""
 
-_LAST = pb.Checkpoint(step=100, folder="/runs/7f3a/checkpoints/step-00000100")
+_LAST = pb.Checkpoint(step=100, folder="/runs/7f3a/checkpoints/step-00000100", head=PARENT)
 _DIGEST = hashlib.sha256(b"weights").digest()
 _BLOCKS = (
     ("LM_HEAD", "head", (("head.weight", (5, 4), "FLOAT32"),)),
@@ -144,7 +144,7 @@ def _control_up() -> list[Message]:
         mid_script=True,
         speed_hint=2.5,
         pacing=b"{}",
-        checkpoints=pb.CheckpointPlan(every=100, folder="/runs/7f3a/checkpoints"),
+        checkpoints=pb.CheckpointPlan(every=100, folder="/runs/7f3a/checkpoints", keep=3),
         process=pb.ProcessPlace(host=_DIGEST[:16], id=4711),
         spare=True,
         arithmetic=[
@@ -202,6 +202,15 @@ def _control_up() -> list[Message]:
             relayed=[_DIGEST[:16]],
             apart=pb.ElementApart(block=1, element=17, expected=0.5, came=0.25),
         ),
+        apart=[
+            pb.NodeApart(
+                first=6,
+                grains=2,
+                own=_DIGEST[16:],
+                other=_DIGEST[:16],
+                element=pb.ElementApart(block=1, element=17, expected=0.5, came=0.25),
+            )
+        ],
     )
     fault = pb.Fault(
         key=KEY,
@@ -371,12 +380,13 @@ def _control_down() -> list[Message]:
         pb.StateTransfer(
             transfer_id=7 * 2**32 + 1,
             head=PARENT,
-            role=pb.TRANSFER_ROLE_SEND,
+            role=pb.TRANSFER_ROLE_RECEIVE,
             address="10.0.0.2:7071",
             peer=2,
             step=117,
             cursor=record_pb2.Cursor(epoch=1, position=7488),
             beside_training=True,
+            checkpoint=_LAST,
         ),
         pb.HeartbeatAnswer(sequence=1, unix_time_s=1_750_000_000.25),
         pb.ScalarAllReduceResult(
@@ -470,6 +480,7 @@ def _people() -> list[Message]:
             currency="EUR",
             cost=1.125,
             samples_per_unit=6656.0,
+            tokens_per_unit=3407872.0,
         ),
         noise_scale=1500.5,
         run_id="7f3a",

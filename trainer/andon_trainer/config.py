@@ -267,11 +267,12 @@ class LineConfig:
         return self.solo and self.run_dir is None and self.resume is None
 
     @property
-    def checkpoints(self) -> tuple[int, str] | None:
-        """Steps between checkpoints, and their folder; None if the run keeps no files."""
+    def checkpoints(self) -> tuple[int, str, int] | None:
+        """Steps between checkpoints, their folder, and how many are kept; None: there are none."""
         if self.run_dir is None:
             return None
-        return self.checkpoint_every or 0, str(checkpoint_folder(self.run_dir, 0).parent.absolute())
+        folder = checkpoint_folder(self.run_dir, 0).parent.absolute()
+        return self.checkpoint_every or 0, str(folder), self.keep_checkpoints
 
     @property
     def heard_by_others(self) -> str:

@@ -24,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from andon.host.memory import resident_bytes
 from andon.host.trace import (
     ClockSample,
     EventKind,
@@ -259,9 +260,9 @@ def _us(seconds: float) -> int:
 
 def _resident_bytes() -> int:
     """This process's resident memory; its peak where the present one can't be read."""
-    with suppress(OSError, ValueError, IndexError):
-        pages = Path("/proc/self/statm").read_text("ascii").split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    now = resident_bytes()
+    if now is not None:
+        return now
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -14,13 +14,15 @@ std::string sha256(const std::string& bytes) {
   return {reinterpret_cast<char*>(digest), sizeof digest};
 }
 
+std::uint64_t elements(const v1::Component& component) {
+  std::uint64_t count = 1;
+  for (const auto size : component.shape()) count *= size;
+  return count;
+}
+
 std::uint64_t elements(const v1::Block& block) {
   std::uint64_t sum = 0;
-  for (const auto& part : block.components()) {
-    std::uint64_t count = 1;
-    for (const auto size : part.shape()) count *= size;
-    sum += count;
-  }
+  for (const auto& part : block.components()) sum += elements(part);
   return sum;
 }
 

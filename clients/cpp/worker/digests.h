@@ -18,7 +18,8 @@ struct Tensor {
 // The SHA-256 of some bytes: 32 bytes.
 std::string sha256(const std::string& bytes);
 
-// The number of elements in a block.
+// The number of elements.
+std::uint64_t elements(const v1::Component& component);
 std::uint64_t elements(const v1::Block& block);
 
 // Dimensions in decimal, separated by commas.

@@ -91,18 +91,20 @@ void Exchange::send(const Round& round) {
     to(address).outgoing.put(message);
   };
   for (const auto& chunk : round.chunks) {
-    if (round.contributions.empty() && told.insert(chunk.address).second) {
+    if (round.outgoing.empty() && told.insert(chunk.address).second) {
       auto message = std::make_shared<v1::ReduceRequest>();
       auto* abstain = message->mutable_abstain();
       *abstain->mutable_key() = round.work.key();
+      abstain->set_sequence(round.sequence);
       abstain->set_rank(round.work.rank());
       abstain->set_world_size(round.work.world_size());
       put(chunk.address, message);
     }
-    for (const auto& each : round.contributions) {
+    for (const auto& each : round.outgoing) {
       auto message = std::make_shared<v1::ReduceRequest>();
       auto* block = message->mutable_block_gradient();
       *block->mutable_key() = round.work.key();
+      block->set_sequence(round.sequence);
       block->set_operation(v1::OPERATION_WEIGHTED_MEAN);
       block->set_rank(round.work.rank());
       block->set_world_size(round.work.world_size());

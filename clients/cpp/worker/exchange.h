@@ -20,7 +20,7 @@ class Exchange {
   Exchange(std::uint64_t number, std::string home, std::string folder, v1::OpenRound opening, std::shared_ptr<Inbox> inbox);
   ~Exchange();
 
-  // Queues a round's contributions in chunks, or one Abstain for each reducer. Never blocks. If the
+  // Queues what a round contributes to its present exchange in chunks, or one Abstain for each reducer. Never blocks. If the
   // opening names capabilities, nothing leaves for a reducer that lacks one of them.
   void send(const Round& round);
 

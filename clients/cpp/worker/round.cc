@@ -38,13 +38,39 @@ std::optional<v1::Fault> Round::cut(const v1::Layout& layout, std::uint64_t size
     flat += whole;
     averages.emplace_back(whole);
   }
-  for (const auto& chunk : chunks) waiting[{chunk.block, chunk.offset}] = &chunk;
+  incoming = averages;
+  await();
   return {};
 }
 
-Contribution Round::gradient(Model& model, const Order& order, const std::vector<std::uint64_t>& positions) {
-  std::vector<std::uint64_t> indices;
-  for (const auto position : positions) indices.push_back(order.at(position));
+// All averages of an exchange are still to come.
+void Round::await() {
+  for (const auto& chunk : chunks) waiting[{chunk.block, chunk.offset}] = &chunk;
+  silent = 0;
+  weight = -1;
+}
+
+std::variant<bool, v1::Fault> Round::next(std::uint32_t grain) {
+  if (sequence == 0) {
+    averages = incoming;
+    total = weight;
+  } else {
+    verification->take(verification->relayed[sequence - 1], incoming);
+  }
+  if (!verification) return false;
+  if (sequence == verification->relayed.size()) {
+    const auto wrong = verification->compare(averages, total, grain);
+    if (!wrong.empty()) return fault(v1::FAULT_KIND_PROTOCOL, wrong);
+    return false;
+  }
+  const auto& relayed = verification->relayed[sequence++];
+  outgoing.clear();
+  if (relayed.rank() == work.rank()) outgoing.push_back({verification->sum_of(relayed), 1, 0, {}});
+  await();
+  return true;
+}
+
+Contribution Round::gradient(Model& model, const std::vector<std::uint64_t>& indices) {
   samples += indices.size();
   ++backwards;
   Contribution mean;
@@ -62,30 +88,60 @@ std::optional<v1::Fault> Round::compute(Model& model, const v1::RunPlan& plan, c
     for (const auto& run : work.positions())
       for (auto position = run.start(); position < run.stop(); ++position) share.push_back(position);
     if (share.empty()) return {};
-    contributions.push_back(gradient(model, order, share));
+    for (auto& position : share) position = order.at(position);
+    contributions.push_back(gradient(model, share));
     limit(contributions.back().gradients, most);
   } else {
-    const auto owned = owned_grains(work, plan.grain());
-    if (!owned) return fault(v1::FAULT_KIND_PROTOCOL, "assigned positions that are not whole grains of the batch");
-    const auto count = grains_of(work, plan.grain());
-    const auto leaf = [&](std::uint64_t grain) {
-      auto leaf = gradient(model, order, owned->at(grain));
-      scale(leaf, plan.grain(), count);
-      mark(leaf, layout);
-      return leaf;
-    };
-    for (const auto& each : cover({0, count}, *owned)) {
-      contributions.push_back(sum(each, leaf));
-      auto& node = contributions.back().node.emplace();
-      node.set_first(each.first);
-      node.set_grains(each.stop - each.first);
-      node.set_batch_grains(count);
-      node.set_grain(plan.grain());
-    }
+    const auto owned = owned_grains(work, plan.grain()), verified = verified_grains(work, plan.grain());
+    if (!owned || !verified) return fault(v1::FAULT_KIND_PROTOCOL, "assigned positions that are not whole grains of the batch");
+    compute_nodes(model, order, layout, plan.grain(), *owned, *verified);
   }
   for (const auto& each : contributions)
     if (const auto bad = check(each)) return bad;
+  outgoing = contributions;
   return {};
+}
+
+// Computes each grain of the share by itself, and adds up its maximal nodes. In a verified round it does
+// so with other workers' grains first; nothing of those is contributed or counted.
+void Round::compute_nodes(Model& model, const Order& order, const v1::Layout& layout, std::uint32_t grain,
+                          const Owned& owned, const Owned& verified) {
+  const auto count = grains_of(work, grain);
+  const auto nodes = [&](const Owned& grains, const auto& gradient_of, std::vector<v1::Attestation>* attested) {
+    std::vector<Contribution> sums;
+    for (const auto& each : cover({0, count}, grains)) {
+      sums.push_back(sum(each, [&](Node node) -> std::optional<Contribution> {
+        if (node.stop - node.first > 1) return {};
+        auto indices = grains.at(node.first);
+        for (auto& index : indices) index = order.at(index);
+        auto leaf = gradient_of(indices);
+        scale(leaf, grain, count);
+        mark(leaf, layout);
+        if (attested) verification->attest(*attested, node, leaf.gradients, indices);  // before an addition changes it
+        return leaf;
+      }));
+      if (attested && each.stop - each.first > 1) verification->attest(*attested, each, sums.back().gradients);
+      auto& node = sums.back().node.emplace();
+      node.set_first(each.first);
+      node.set_grains(each.stop - each.first);
+      node.set_batch_grains(count);
+      node.set_grain(grain);
+    }
+    return sums;
+  };
+  if (work.attests()) {
+    verification.emplace(work, layout, [&model](std::uint64_t index) { return model.sample(index); });
+    const auto uncounted = [&](const std::vector<std::uint64_t>& indices) {
+      Contribution leaf;
+      leaf.weight = static_cast<double>(indices.size());
+      leaf.gradients = model.gradient(indices, leaf.loss_sum);
+      return leaf;
+    };
+    verification->keep(nodes(verified, uncounted, &verification->others));
+  }
+  const auto counted = [&](const std::vector<std::uint64_t>& indices) { return gradient(model, indices); };
+  contributions = nodes(owned, counted, verification ? &verification->own : nullptr);
+  if (verification) verification->keep(contributions);
 }
 
 std::optional<v1::Fault> Round::check(const Contribution& contribution) const {
@@ -112,11 +168,11 @@ std::optional<v1::Fault> Round::check(const Contribution& contribution) const {
 }
 
 std::string Round::take(const v1::AveragedBlock& average) {
-  if (average.group() != 0 || average.sequence() != 0) return "an average belongs to another exchange";
+  if (average.group() != 0 || average.sequence() != sequence) return "an average belongs to another exchange";
   if (average.world_size() != work.world_size()) return "an average has another world_size than the round";
-  if (total >= 0 && average.total_weight() != total) return "averages have different total weights";
-  total = average.total_weight();
-  if (total == 0 && average.element_count() == 0) {
+  if (weight >= 0 && average.total_weight() != weight) return "averages have different total weights";
+  weight = average.total_weight();
+  if (weight == 0 && average.element_count() == 0) {
     ++silent;
     return {};
   }
@@ -126,7 +182,7 @@ std::string Round::take(const v1::AveragedBlock& average) {
       average.encoding() != v1::ENCODING_FLOAT32)
     return "an average is not one that this round awaits";
   const Chunk& chunk = *found->second;
-  from_bytes(averages[chunk.block].data() + chunk.offset, average.payload().data(), chunk.count);
+  from_bytes(incoming[chunk.block].data() + chunk.offset, average.payload().data(), chunk.count);
   waiting.erase(found);
   return {};
 }
@@ -206,6 +262,7 @@ v1::StepReady Round::report() const {
   timings.set_busy_s(busy_s);
   timings.set_micro_batches(backwards);
   timings.set_computed(samples);
+  if (verification) verification->report(report, averages);
   return report;
 }
 

@@ -5,11 +5,13 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "andon/v1/coordinator.pb.h"
 #include "andon/v1/reducer.pb.h"
 #include "worker/tree.h"
+#include "worker/verification.h"
 
 namespace andon {
 
@@ -40,7 +42,12 @@ struct Round {
   std::vector<Chunk> chunks;
   std::map<std::pair<std::uint32_t, std::uint64_t>, const Chunk*> waiting;
   std::set<std::string> reducers;
-  std::vector<std::vector<float>> averages;
+  Vectors averages;  // of the gradients
+  std::optional<Verification> verification;  // only if the assignment has `attests`
+  std::uint32_t sequence = 0;                // the exchange that is made
+  std::vector<Contribution> outgoing;        // what this rank contributes to it
+  Vectors incoming;                          // where its averages go
+  double weight = -1;                        // their total weight
   std::uint64_t samples = 0;
   std::vector<Contribution> contributions;  // in rising order; none without samples
   double total = -1;
@@ -57,6 +64,9 @@ struct Round {
   // Computes the share: the sums of its nodes if the plan has a grain, else the mean over it, limited
   // to the norm `most`; 0 is no limit. Returns the fault that forbids sending them.
   std::optional<v1::Fault> compute(Model& model, const v1::RunPlan& plan, const v1::Layout& layout, double most);
+  // Begins the next exchange, of a sum whose owner sends it to all; false if there is none left, or a
+  // fault if the assignment's sums do not make up the batch.
+  std::variant<bool, v1::Fault> next(std::uint32_t grain);
   // Stores one average; returns what is wrong if it is invalid, or disagrees with the others (rule 15).
   std::string take(const v1::AveragedBlock& average);
   // The fault of a chunk that was changed on its way from or to a rank.
@@ -71,7 +81,10 @@ struct Round {
   v1::Fault fault(v1::FaultKind kind, const std::string& message) const;
 
  private:
-  Contribution gradient(Model& model, const Order& order, const std::vector<std::uint64_t>& positions);
+  void await();
+  Contribution gradient(Model& model, const std::vector<std::uint64_t>& indices);
+  void compute_nodes(Model& model, const Order& order, const v1::Layout& layout, std::uint32_t grain, const Owned& owned,
+                     const Owned& verified);
   void limit(std::vector<std::vector<float>>& gradients, double most);
   std::optional<v1::Fault> check(const Contribution& contribution) const;
 };

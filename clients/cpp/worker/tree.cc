@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "worker/digests.h"
+
 namespace andon {
 namespace {
 
@@ -27,11 +29,11 @@ std::vector<Node> cover(Node node, const Owned& owned) {
   return nodes;
 }
 
-Contribution sum(Node node, const std::function<Contribution(std::uint64_t grain)>& leaf) {
-  if (node.stop - node.first == 1) return leaf(node.first);
+Contribution sum(Node node, const std::function<std::optional<Contribution>(Node)>& made) {
+  if (auto there = made(node)) return *std::move(there);
   const auto [left, right] = children(node);
-  auto total = sum(left, leaf);
-  const auto more = sum(right, leaf);
+  auto total = sum(left, made);
+  const auto more = sum(right, made);
   total.weight += more.weight;
   total.loss_sum += more.loss_sum;
   for (std::size_t block = 0; block < more.gradients.size(); ++block)
@@ -46,12 +48,17 @@ void scale(Contribution& leaf, std::uint32_t grain, std::uint64_t count) {
     for (auto& number : numbers) number *= factor;
 }
 
+void divide(Contribution& root, double total_weight, std::uint32_t grain, std::uint64_t count) {
+  const float divisor = count == 1 ? 1 : static_cast<float>(total_weight / grain);
+  for (auto& numbers : root.gradients)
+    for (auto& number : numbers) number = total_weight == 0 ? 0 : number / divisor;
+}
+
 void mark(Contribution& leaf, const v1::Layout& layout) {
   for (int block = 0; block < layout.blocks_size(); ++block) {
     std::uint64_t at = 0;
     for (const auto& component : layout.blocks(block).components()) {
-      std::uint64_t size = 1;
-      for (const auto each : component.shape()) size *= each;
+      const auto size = elements(component);
       if (size > 0) leaf.gradients[block][at] += 0.0f;
       at += size;
     }
@@ -73,6 +80,17 @@ std::optional<Owned> owned_grains(const v1::ShardAssignment& work, std::uint32_t
   for (const auto& [index, positions] : owned)
     if (positions.size() != std::min<std::uint64_t>(grain, stop - start - index * grain)) return {};
   return owned;
+}
+
+std::optional<Owned> verified_grains(const v1::ShardAssignment& work, std::uint32_t grain) {
+  const auto start = work.batch().start(), stop = work.batch().stop();
+  Owned verified;
+  for (const std::uint64_t index : work.verifies()) {
+    const auto begin = start + index * grain, end = std::min(begin + grain, stop);
+    if (begin >= stop) return {};
+    for (auto position = begin; position < end; ++position) verified[index].push_back(position);
+  }
+  return verified;
 }
 
 }  // namespace andon

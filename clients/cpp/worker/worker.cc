@@ -17,7 +17,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 // What this client can do beyond the steps of every worker: docs/protocol.md, Capabilities.
-constexpr const char* kCapabilities[] = {"balance.v1", "norms.v1", "mean-buffers.v1", "overflow.v1", kSameBits};
+constexpr const char* kCapabilities[] = {"balance.v1", "norms.v1", "mean-buffers.v1", "overflow.v1", kSameBits, kVerifies};
 constexpr double kFirstPatienceS = 300, kFirstWaitS = 0.05, kLongestWaitS = 2;
 
 // States what decides the bits of this worker's sums and products, in rising order of names:
@@ -259,11 +259,19 @@ void Worker::hear(const v1::ReduceResponse& answer, bool corrupt) {
                                    "an average does not match its CRC-32C: it was changed on its way to this worker"));
     const auto wrong = round_->take(average);
     if (!wrong.empty()) return lose(wrong);
-    if (round_->complete()) ready();
+    if (round_->complete()) go_on();
   } else if (const auto found = round_->told(answer)) {
     see(found->greatest().term());  // 0 unless the reducer saw a greater key
     fault(*found);
   }
+}
+
+// An exchange is over: makes the next one, or is ready.
+void Worker::go_on() {
+  const auto next = round_->next(config_.plan.grain());
+  if (const auto* wrong = std::get_if<v1::Fault>(&next)) fault(*wrong);
+  else if (std::get<bool>(next)) exchange_->send(*round_);
+  else ready();
 }
 
 // Reports that all averages have arrived. The weights have not moved yet.

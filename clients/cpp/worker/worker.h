@@ -58,6 +58,7 @@ class Worker {
   void fault(const v1::Fault& fault);
   void lose(const std::string& why);
   void hear(const v1::ReduceResponse& answer, bool corrupt);
+  void go_on();
   void ready();
   bool commit(const v1::StepCommitted& message);
   void transfer(const v1::StateTransfer& asked);

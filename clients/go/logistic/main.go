@@ -81,6 +81,11 @@ func (m *logistic) Gradient(samples []uint64) ([][]float32, float64) {
 	return [][]float32{mean(group[:], count), mean(linear[:], count)}, lossSum
 }
 
+func (m *logistic) Sample(index uint64) []byte {
+	one := m.data[index]
+	return worker.Floats(append(one.features[:], float32(one.group), float32(one.label)))
+}
+
 func mean(sums []float64, count float64) []float32 {
 	means := make([]float32, len(sums))
 	for i, sum := range sums {

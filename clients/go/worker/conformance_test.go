@@ -173,6 +173,7 @@ func TestTree(t *testing.T) {
 				Weight  float64
 				Payload string
 			}
+			Answer struct{ Payload string }
 		}
 	}
 	vectors(t, "tree", &file)
@@ -192,8 +193,11 @@ func TestTree(t *testing.T) {
 		}
 	}
 	for _, one := range file.Means {
-		leaf := func(grain uint64) contribution {
-			of := one.Grains[grain]
+		leaf := func(at node) (contribution, bool) {
+			if at.stop-at.first > 1 {
+				return contribution{}, false
+			}
+			of := one.Grains[at.first]
 			raw, err := hex.DecodeString(of.Gradient)
 			if err != nil {
 				t.Fatal(err)
@@ -207,7 +211,7 @@ func TestTree(t *testing.T) {
 			} else {
 				scale([][]float32{numbers}, of.Weight, one.Grain, uint64(len(one.Grains)))
 			}
-			return contribution{weight: of.Weight, gradients: [][]float32{numbers}}
+			return contribution{weight: of.Weight, gradients: [][]float32{numbers}}, true
 		}
 		for _, rank := range one.Ranks {
 			for _, each := range rank {
@@ -216,6 +220,38 @@ func TestTree(t *testing.T) {
 					t.Errorf("%s: node %v of weight %g is %s", one.Name, each.Node, sum.weight, found)
 				}
 			}
+		}
+		root := (node{0, uint64(len(one.Grains))}).sum(leaf)
+		divide(root.gradients, root.weight, one.Grain, uint64(len(one.Grains)))
+		if found := hex.EncodeToString(Floats(root.gradients[0])); found != one.Answer.Payload {
+			t.Errorf("the mean of %s is %s", one.Name, found)
+		}
+	}
+}
+
+func TestAttestations(t *testing.T) {
+	var file struct {
+		Digests []struct {
+			Name, Digest       string
+			Components, Hashes []string
+		}
+	}
+	vectors(t, "attestations", &file)
+	for _, one := range file.Digests {
+		var hashes []byte
+		for i, component := range one.Components {
+			raw, err := hex.DecodeString(component) // an absent one has no bytes
+			if err != nil {
+				t.Fatal(err)
+			}
+			hash := hash128(raw)
+			if found := hex.EncodeToString(hash); found != one.Hashes[i] {
+				t.Errorf("component %d of %s: %s", i, one.Name, found)
+			}
+			hashes = append(hashes, hash...)
+		}
+		if found := hex.EncodeToString(hash128(hashes)); found != one.Digest {
+			t.Errorf("%s: %s", one.Name, found)
 		}
 	}
 }

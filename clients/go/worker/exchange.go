@@ -169,7 +169,12 @@ type round struct {
 	chunks        []chunk
 	waiting       map[position]chunk
 	reducers      map[string]bool
-	averages      [][]float32
+	verification  *verification  // only if the assignment has `attests`
+	averages      [][]float32    // of the gradients
+	sequence      uint32         // the exchange that is made
+	outgoing      []contribution // what this rank contributes to it
+	incoming      [][]float32    // where its averages go
+	weight        float64        // their total weight
 	samples       uint64
 	contributions []contribution // in rising order; none if there are no samples
 	busy          time.Duration  // how long the gradients took
@@ -182,26 +187,62 @@ type round struct {
 	backwards uint32 // gradients that were computed
 }
 
-func newRound(work *pb.ShardAssignment, chunks []chunk) *round {
-	r := &round{work: work, chunks: chunks, waiting: map[position]chunk{}, reducers: map[string]bool{}}
+func newRound(work *pb.ShardAssignment, chunks []chunk, blocks []*pb.Block) *round {
+	r := &round{work: work, chunks: chunks, reducers: map[string]bool{}}
 	for _, piece := range chunks {
-		r.waiting[position{piece.block, piece.offset}] = piece
 		r.reducers[piece.address] = true
 	}
+	r.await(blocks)
+	r.averages = r.incoming
 	return r
+}
+
+// await begins an exchange: all of its averages are still to come.
+func (r *round) await(blocks []*pb.Block) {
+	r.waiting, r.incoming, r.answered, r.silent = map[position]chunk{}, nil, 0, 0
+	for _, piece := range r.chunks {
+		r.waiting[position{piece.block, piece.offset}] = piece
+	}
+	for _, block := range blocks {
+		r.incoming = append(r.incoming, make([]float32, blockElements(block)))
+	}
+}
+
+// next begins the next exchange, of a sum whose owner sends it to all; false if there is none left.
+// The error is that the assignment's sums do not make up the batch.
+func (r *round) next(blocks []*pb.Block, grain uint32) (bool, error) {
+	v, at := r.verification, int(r.sequence)
+	if at == 0 {
+		r.total = r.weight
+	} else {
+		v.take(v.relayed[at-1], r.incoming)
+	}
+	if v == nil {
+		return false, nil
+	}
+	if at == len(v.relayed) {
+		return false, v.compare(r.averages, r.total, grain)
+	}
+	r.sequence++
+	r.outgoing = nil
+	if of := v.relayed[at]; of.Rank == r.work.Rank {
+		r.outgoing = []contribution{{weight: 1, gradients: v.sums[nodeOf(of)]}}
+	}
+	r.await(blocks)
+	return true, nil
 }
 
 // take stores one average. All averages must agree on total weight and world size (rule 15).
 func (r *round) take(average *pb.AveragedBlock) error {
 	switch {
-	case average.Group != 0 || average.Sequence != 0:
+	case average.Group != 0 || average.Sequence != r.sequence:
 		return errors.New("an average belongs to another exchange")
 	case average.WorldSize != r.work.WorldSize:
 		return fmt.Errorf("an average has world_size %d, and the round has %d", average.WorldSize, r.work.WorldSize)
-	case r.answered > 0 && average.TotalWeight != r.total:
-		return fmt.Errorf("averages have different total weights: %g and %g", r.total, average.TotalWeight)
+	case r.answered > 0 && average.TotalWeight != r.weight:
+		return fmt.Errorf("averages have different total weights: %g and %g", r.weight, average.TotalWeight)
 	}
-	r.total = average.TotalWeight
+	r.weight = average.TotalWeight
 	r.answered++
 	if average.ElementCount == 0 && average.TotalWeight == 0 {
 		r.silent++
@@ -213,7 +254,7 @@ func (r *round) take(average *pb.AveragedBlock) error {
 	if !awaited || piece.count != average.ElementCount || uint64(len(raw)) != 4*piece.count || average.Encoding != pb.Encoding_ENCODING_FLOAT32 {
 		return fmt.Errorf("the average of block %d from element %d on is not one that this round awaits", average.Block, average.ElementOffset)
 	}
-	readFloats(r.averages[piece.block][piece.offset:piece.offset+piece.count], raw)
+	readFloats(r.incoming[piece.block][piece.offset:piece.offset+piece.count], raw)
 	delete(r.waiting, at)
 	return nil
 }
@@ -271,8 +312,8 @@ type delivery struct {
 	message *pb.ReduceRequest
 }
 
-// send writes the round's contributions chunk by chunk, or one Abstain to each reducer. The reading goroutine
-// reports errors.
+// send writes what the round contributes to its present exchange chunk by chunk, or one Abstain to each
+// reducer. The reading goroutine reports errors.
 func (x *exchange) send(r *round) error {
 	var deliveries []delivery
 	told := map[string]bool{}
@@ -281,13 +322,13 @@ func (x *exchange) send(r *round) error {
 		if err != nil {
 			return err
 		}
-		if len(r.contributions) == 0 && !told[piece.address] {
+		if len(r.outgoing) == 0 && !told[piece.address] {
 			told[piece.address] = true
-			abstain := &pb.Abstain{Key: r.work.Key, Rank: r.work.Rank, WorldSize: r.work.WorldSize}
+			abstain := &pb.Abstain{Key: r.work.Key, Sequence: r.sequence, Rank: r.work.Rank, WorldSize: r.work.WorldSize}
 			message := sealed(&pb.ReduceRequest{Message: &pb.ReduceRequest_Abstain{Abstain: abstain}})
 			deliveries = append(deliveries, delivery{stream, message})
 		}
-		for _, each := range r.contributions {
+		for _, each := range r.outgoing {
 			message := sealed(&pb.ReduceRequest{Message: &pb.ReduceRequest_BlockGradient{BlockGradient: r.slice(piece, each)}})
 			deliveries = append(deliveries, delivery{stream, message})
 		}
@@ -313,7 +354,7 @@ func (x *exchange) send(r *round) error {
 func (r *round) slice(piece chunk, of contribution) *pb.BlockGradient {
 	numbers := of.gradients[piece.block][piece.offset : piece.offset+piece.count]
 	return &pb.BlockGradient{
-		Key: r.work.Key, Operation: pb.Operation_OPERATION_WEIGHTED_MEAN,
+		Key: r.work.Key, Sequence: r.sequence, Operation: pb.Operation_OPERATION_WEIGHTED_MEAN,
 		Rank: r.work.Rank, WorldSize: r.work.WorldSize, Block: uint32(piece.block),
 		ElementOffset: piece.offset, ElementCount: piece.count, Weight: of.weight,
 		Encoding: pb.Encoding_ENCODING_FLOAT32, Node: of.node,

@@ -22,7 +22,7 @@ func (w *Worker) begin(work *pb.ShardAssignment) error {
 		shares = w.welcome.Reducers
 	}
 	chunks, err := cut(w.config.Blocks, uint64(w.welcome.Policy.ChunkElements), shares)
-	r := newRound(work, chunks)
+	r := newRound(work, chunks, w.config.Blocks)
 	w.round = r
 	w.see(work.Key.Term)
 	if err != nil {
@@ -31,9 +31,6 @@ func (w *Worker) begin(work *pb.ShardAssignment) error {
 	}
 	for _, run := range work.Positions {
 		r.samples += run.Stop - run.Start
-	}
-	for _, block := range w.config.Blocks {
-		r.averages = append(r.averages, make([]float32, blockElements(block)))
 	}
 	if w.config.Plan.Grain == 0 {
 		w.computeMean(r)
@@ -47,10 +44,27 @@ func (w *Worker) begin(work *pb.ShardAssignment) error {
 			return nil
 		}
 	}
-	if err := w.exchange.send(r); err != nil {
+	r.outgoing = r.contributions
+	w.contribute()
+	return nil
+}
+
+// contribute sends what the round contributes to its present exchange.
+func (w *Worker) contribute() {
+	if err := w.exchange.send(w.round); err != nil {
 		w.fault(pb.FaultKind_FAULT_KIND_DATA_STREAM_LOST, &pb.Fault{Message: err.Error()})
 	}
-	return nil
+}
+
+// goOn makes the next exchange after one that is over, or reports that there is none left.
+func (w *Worker) goOn() {
+	if follows, err := w.round.next(w.config.Blocks, w.config.Plan.Grain); err != nil {
+		w.fault(pb.FaultKind_FAULT_KIND_PROTOCOL, &pb.Fault{Message: err.Error()})
+	} else if follows {
+		w.contribute()
+	} else {
+		w.ready()
+	}
 }
 
 // computeMean computes a share's gradient as one, and limits its norm.
@@ -157,7 +171,7 @@ func (w *Worker) average(one event) {
 		if err := w.round.take(it.AveragedBlock); err != nil {
 			w.lose(err)
 		} else if w.round.complete() {
-			w.ready()
+			w.goOn()
 		}
 	case *pb.ReduceResponse_BlockFault:
 		if found := it.BlockFault; w.present(found.Key) {
@@ -201,6 +215,9 @@ func (w *Worker) ready() {
 			report.NodeLosses = append(report.NodeLosses, &pb.NodeLoss{First: each.node.First,
 				Grains: each.node.Grains, Weight: each.weight, LossSum: each.lossSum})
 		}
+	}
+	if r.verification != nil {
+		r.verification.report(report, r.averages)
 	}
 	if every := uint64(w.welcome.Policy.DigestEvery); r.work.WantsDigest || every > 0 && w.Step%every == 0 {
 		report.Digest = w.digest()

@@ -24,6 +24,8 @@ type Model interface {
 	// Gradient returns the mean gradient over the samples, as one flat vector for each block, and
 	// the sum of the samples' losses.
 	Gradient(samples []uint64) (gradients [][]float32, lossSum float64)
+	// Sample returns the bytes that Gradient reads of one sample: workers compare their hashes.
+	Sample(index uint64) []byte
 	// Apply updates the weights with the averages of a committed step.
 	Apply(averages [][]float32)
 }

@@ -58,18 +58,19 @@ export class Exchange {
     return write(call, { ...message, ...checksumsOf(message) });
   }
 
-  /** Sends a round's contributions, chunk by chunk, or one Abstain to each reducer. */
+  /** Sends what a round contributes to its present exchange, chunk by chunk, or one Abstain to each
+   * reducer. */
   async send(round) {
-    const { key, rank, worldSize } = round.work;
-    if (round.samples === 0) {
-      const message = { abstain: { key, rank, worldSize } };
+    const { sequence, outgoing, work: { key, rank, worldSize } } = round;
+    if (outgoing.length === 0) {
+      const message = { abstain: { key, sequence, rank, worldSize } };
       await Promise.all([...round.reducers].map((each) => this.#write(each, message)));
       return;
     }
     for (const { block, offset, count, address } of round.chunks) {
-      for (const { node, weight, gradients } of round.contributions) {
+      for (const { node, weight, gradients } of outgoing) {
         const blockGradient = {
-          key, rank, worldSize, block, elementOffset: offset, elementCount: count,
+          key, sequence, rank, worldSize, block, elementOffset: offset, elementCount: count,
           operation: 'OPERATION_WEIGHTED_MEAN', encoding: 'ENCODING_FLOAT32', weight, node,
           payload: toBytes(gradients[block].subarray(offset, offset + count)),
         };

@@ -4,7 +4,8 @@ import { performance } from 'node:perf_hooks';
 
 import { blockElements, fromBytes } from './digests.js';
 import { Order } from './order.js';
-import { cover, grainsOf, mark, scale, sum } from './tree.js';
+import { cover, grainsOf, mark, positionsOf, scale, sum } from './tree.js';
+import { Verification } from './verification.js';
 
 const FAULTS = {
   BLOCK_FAULT_KIND_NON_FINITE: 'NON_FINITE_GRADIENT',
@@ -22,34 +23,50 @@ export class Round {
   ownNorm = 0; // the L2 norm of the gradient, before it was limited
   totalWeight = null;
   chunks = [];
+  sequence = 0; // the exchange that is made
+  outgoing = []; // what this rank contributes to it
+  verification = null; // only in a round whose assignment has `attests`
+  #blocks;
+  #grain; // samples of a grain; 0: none
+  #incoming; // where its averages go
+  #weight = null; // their total weight
   #waiting = new Map();
   #silent = 0;
 
-  constructor(work, blocks) {
+  constructor(work, blocks, grain) {
     this.work = work;
-    this.averages = blocks.map((block) => new Float32Array(blockElements(block)));
+    this.#blocks = blocks;
+    this.#grain = grain;
+    this.averages = this.#incoming = blank(blocks);
   }
 
   /** Assigns each chunk to a reducer; throws if the map of reducers is invalid. */
-  map(blocks, size, shares) {
-    this.chunks = cut(blocks, size, shares);
+  map(size, shares) {
+    this.chunks = cut(this.#blocks, size, shares);
     this.reducers = new Set(this.chunks.map((chunk) => chunk.address));
-    for (const chunk of this.chunks) this.#waiting.set(`${chunk.block}:${chunk.offset}`, chunk);
+    this.#await();
+  }
+
+  #await() {
+    this.#waiting = new Map(this.chunks.map((chunk) => [`${chunk.block}:${chunk.offset}`, chunk]));
+    this.#silent = 0;
+    this.#weight = null;
   }
 
   /** Computes the share: the sums of its nodes if the plan has a grain, else the mean over it, limited
    * to the norm `most` (0: no limit). Returns the fault that forbids sending them, or null. */
-  compute(model, plan, blocks, most) {
-    const { epoch, positions, rank } = this.work;
+  compute(model, plan, most) {
+    const { epoch, positions, rank, verifies } = this.work;
     const order = new Order(BigInt(plan.seed), BigInt(epoch), BigInt(plan.datasetSize));
-    if (plan.grain) {
-      let grains;
+    if (this.#grain) {
+      let grains, verified;
       try {
-        grains = grainsOf(this.work, plan.grain);
+        grains = grainsOf(this.work, this.#grain);
+        verified = positionsOf(this.work, verifies, this.#grain);
       } catch (error) {
         return { kind: 'PROTOCOL', message: error.message };
       }
-      this.#computeNodes(model, order, grains, plan.grain, blocks);
+      this.#computeNodes(model, order, grains, verified);
     } else {
       this.#computeMean(model, order, positions, most);
     }
@@ -57,16 +74,17 @@ export class Round {
       const bad = defect(gradients, lossSum);
       if (bad) return { ...bad, rank };
     }
+    this.outgoing = this.contributions;
     return null;
   }
 
-  #gradient(model, order, positions) {
-    this.samples += positions.length;
+  #gradient(model, samples) {
+    this.samples += samples.length;
     this.backwards += 1;
     const began = performance.now();
-    const found = model.gradient(positions.map((position) => Number(order.at(position))));
+    const found = model.gradient(samples);
     this.busyS += (performance.now() - began) / 1000;
-    return { weight: positions.length, ...found };
+    return found;
   }
 
   #computeMean(model, order, ranges, most) {
@@ -75,24 +93,36 @@ export class Round {
       for (let p = BigInt(start); p < BigInt(stop); p += 1n) positions.push(p);
     }
     if (positions.length === 0) return;
-    const mean = this.#gradient(model, order, positions);
+    const mean = this.#gradient(model, positions.map((position) => Number(order.at(position))));
     this.ownNorm = norm(mean.gradients);
     if (most > 0) limit(mean.gradients, this.ownNorm, most);
-    this.contributions = [mean];
+    this.contributions = [{ weight: positions.length, ...mean }];
   }
 
-  /** Computes each grain by itself, and adds up the maximal nodes. */
-  #computeNodes(model, order, { owned, count }, grain, blocks) {
-    const leaf = (index) => {
-      const one = this.#gradient(model, order, owned.get(index));
-      scale(one.gradients, one.weight, grain, count);
-      mark(one.gradients, blocks);
-      return one;
-    };
-    this.contributions = cover([0, count], owned).map(([first, stop]) => {
+  /** Computes each grain of the share by itself, and adds up its maximal nodes. In a verified round
+   * it does so with other workers' grains first; nothing of those is contributed or counted. */
+  #computeNodes(model, order, { owned, count }, verified) {
+    const grain = this.#grain;
+    const nodesOf = (grains, gradient, attested) => cover([0, count], grains).map(([first, stop]) => {
+      const leaf = (index) => {
+        const samples = grains.get(index).map((position) => Number(order.at(position)));
+        const one = { weight: samples.length, ...gradient(samples) };
+        scale(one.gradients, one.weight, grain, count);
+        mark(one.gradients, this.#blocks);
+        // Before an addition changes it.
+        attested?.push(this.verification.attestation(index, 1, one.gradients, samples));
+        return one;
+      };
+      const made = sum([first, stop], ([at, end]) => (end - at === 1 ? leaf(at) : null));
       const node = { first, grains: stop - first, batchGrains: count, grain };
-      return { ...sum([first, stop], leaf), node };
+      if (node.grains > 1) attested?.push(this.verification.attestation(first, node.grains, made.gradients));
+      return { ...made, node };
     });
+    if (this.work.attests) this.verification = new Verification(this.work, model, this.#blocks);
+    const { own, others } = this.verification ?? {};
+    const theirs = nodesOf(verified, (samples) => model.gradient(samples), others);
+    this.contributions = nodesOf(owned, (samples) => this.#gradient(model, samples), own);
+    this.verification?.keep([...theirs, ...this.contributions]);
   }
 
   /** The sum over all contributions of `weight` or `lossSum`. */
@@ -134,14 +164,15 @@ export class Round {
   /** Stores one average. All averages must agree on total weight and world size (rule 15). */
   #take(average) {
     const { group, sequence, worldSize, totalWeight, block, elementOffset, payload } = average;
-    if (group || sequence) throw new Error('an average belongs to another exchange');
+    if (group || sequence !== this.sequence) throw new Error('an average belongs to another exchange');
     if (worldSize !== this.work.worldSize) {
       throw new Error(`an average has world_size ${worldSize}, and the round has ${this.work.worldSize}`);
     }
-    if (totalWeight !== (this.totalWeight ?? totalWeight)) {
-      throw new Error(`averages have different total weights: ${this.totalWeight} and ${totalWeight}`);
+    if (totalWeight !== (this.#weight ?? totalWeight)) {
+      throw new Error(`averages have different total weights: ${this.#weight} and ${totalWeight}`);
     }
-    this.totalWeight = totalWeight;
+    this.#weight = totalWeight;
+    if (sequence === 0) this.totalWeight = totalWeight;
     if (totalWeight === 0 && Number(average.elementCount) === 0) {
       this.#silent += 1;
       return;
@@ -153,10 +184,27 @@ export class Round {
       throw new Error(`the average of block ${block} from ${elementOffset} on is not one that this round awaits`);
     }
     this.#waiting.delete(name);
-    fromBytes(this.averages[block].subarray(chunk.offset, chunk.offset + chunk.count), payload);
+    fromBytes(this.#incoming[block].subarray(chunk.offset, chunk.offset + chunk.count), payload);
   }
 
-  /** Whether every average arrived, or every reducer reported that all ranks abstained. */
+  /** Begins the next exchange, of a sum whose owner sends it to all; false if there is none left.
+   * Throws if the assignment's sums do not make up the batch. */
+  next() {
+    const relayed = this.verification?.relayed ?? [];
+    if (this.sequence > 0) this.verification.take(relayed[this.sequence - 1], this.#incoming);
+    if (this.sequence === relayed.length) {
+      this.verification?.finish(this.averages, this.totalWeight, this.#grain);
+      return false;
+    }
+    const { first, grains, rank } = relayed[this.sequence];
+    this.sequence += 1;
+    this.outgoing = rank === this.work.rank ? [{ weight: 1, gradients: this.verification.sumOf(first, grains) }] : [];
+    this.#incoming = blank(this.#blocks);
+    this.#await();
+    return true;
+  }
+
+  /** Whether every average of the exchange arrived, or every reducer reported that all ranks abstained. */
   get complete() {
     return this.#waiting.size === 0 || this.#silent === this.reducers.size;
   }
@@ -171,6 +219,8 @@ export class Round {
     return { busyS: this.busyS, microBatches: this.backwards, computed: this.samples };
   }
 }
+
+const blank = (blocks) => blocks.map((block) => new Float32Array(blockElements(block)));
 
 /** The L2 norm of all blocks together, in float64. */
 function norm(blocks) {

@@ -9,6 +9,7 @@ import { unsupportedLine } from './checks.js';
 import { layoutDigest } from './digests.js';
 import { Exchange } from './exchange.js';
 import { CAPABILITY as SAME_BITS } from './tree.js';
+import { CAPABILITY as VERIFIES } from './verification.js';
 import { connect, Inbox, listen, status, v1 } from './wire.js';
 
 /** The line refuses this worker; a retry can't succeed. */
@@ -23,7 +24,7 @@ export class Again extends Error {}
 const LEAVE_PATIENCE_MS = 5000;
 
 /** What this client can do beyond the steps of every worker: docs/protocol.md, Capabilities. */
-const CAPABILITIES = ['balance.v1', 'norms.v1', 'mean-buffers.v1', 'overflow.v1', SAME_BITS];
+const CAPABILITIES = ['balance.v1', 'norms.v1', 'mean-buffers.v1', 'overflow.v1', SAME_BITS, VERIFIES];
 
 const REFUSALS = new Set([
   status.FAILED_PRECONDITION, status.INVALID_ARGUMENT, status.UNAUTHENTICATED, status.PERMISSION_DENIED,

@@ -26,11 +26,13 @@ export function cover(node, owned) {
   return stop - first === 1 ? [] : children(node).flatMap((child) => cover(child, owned));
 }
 
-/** Adds up a node's leaves `{weight, lossSum, gradients}`; each addition of gradients is rounded to
- * float32. */
-export function sum(node, leaf) {
-  if (node[1] - node[0] === 1) return leaf(node[0]);
-  const [total, more] = children(node).map((child) => sum(child, leaf));
+/** Adds up what is below a node; each addition of gradients is rounded to float32. `made(node)` is
+ * `{weight, lossSum, gradients}` of a node that is there, and null of one that is to be added up. */
+export function sum(node, made) {
+  const there = made(node);
+  if (there) return there;
+  if (node[1] - node[0] === 1) throw new Error(`nobody has a sum of grain ${node[0]}`);
+  const [total, more] = children(node).map((child) => sum(child, made));
   total.weight += more.weight;
   total.lossSum += more.lossSum;
   more.gradients.forEach((numbers, block) => {
@@ -45,6 +47,15 @@ export function scale(gradients, weight, grain, count) {
   for (const numbers of gradients) for (let i = 0; i < numbers.length; i += 1) numbers[i] *= factor;
 }
 
+/** Makes the mean of a root, whose weights have a sum: a quotient, rounded to float32. */
+export function divide(gradients, totalWeight, grain, count) {
+  const divisor = count === 1 ? 1 : Math.fround(totalWeight / grain);
+  for (const numbers of gradients) {
+    if (totalWeight === 0) numbers.fill(0);
+    else for (let i = 0; i < numbers.length; i += 1) numbers[i] /= divisor;
+  }
+}
+
 /** Adds 0.0 to the first element of each component: -0.0 there would mean that it is absent. */
 export function mark(gradients, blocks) {
   blocks.forEach(({ components }, block) => {
@@ -54,6 +65,17 @@ export function mark(gradients, blocks) {
       at += elements(shape);
     }
   });
+}
+
+/** The positions of the grains with these indices; throws if the batch has no such grain. */
+export function positionsOf({ batch }, indices, size) {
+  const [first, last] = [BigInt(batch?.start ?? 0), BigInt(batch?.stop ?? 0)];
+  return new Map(indices.map((index) => {
+    const begin = first + BigInt(index * size);
+    if (begin >= last) throw new Error(`the batch has no grain ${index}`);
+    const length = Math.min(size, Number(last - begin));
+    return [index, Array.from({ length }, (_, i) => begin + BigInt(i))];
+  }));
 }
 
 /** The positions of each grain in a share, and how many grains the batch has; throws if there is a

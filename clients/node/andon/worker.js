@@ -27,6 +27,7 @@ const log = (text) => console.error(`node: ${text}`);
  *
  * - `parameters`: `{name, shape, data}` in the order of the state dict, with Float32Arrays;
  * - `gradient(samples)`: `{gradients, lossSum}`, means over the samples, one Float32Array a block;
+ * - `sample(index)`: the bytes that it reads of one sample: workers compare their hashes;
  * - `apply(averages)`: moves the weights by a committed step's averages.
  */
 export class Worker {
@@ -185,15 +186,15 @@ export class Worker {
     const { blocks, plan } = this.config;
     const { policy, reducers } = this.#session.welcome;
     this.#see(work.key.term);
-    const round = new Round(work, blocks);
+    const round = new Round(work, blocks, plan.grain);
     this.#round = round;
     try {
-      round.map(blocks, policy.chunkElements, work.reducers.length ? work.reducers : reducers);
+      round.map(policy.chunkElements, work.reducers.length ? work.reducers : reducers);
     } catch (error) {
       this.#fault({ kind: 'PROTOCOL', message: error.message });
       return;
     }
-    const bad = round.compute(this.model, plan, blocks, policy.maxGradNorm);
+    const bad = round.compute(this.model, plan, policy.maxGradNorm);
     if (bad) this.#fault(bad);
     else this.#session.exchange.send(round); // the stream's reader reports errors
   }
@@ -235,12 +236,25 @@ export class Worker {
       return;
     }
     if (bad) this.#fault(bad);
-    else if (this.#round.complete) this.#ready();
+    else if (this.#round.complete) this.#goOn();
+  }
+
+  /** An exchange is over: makes the next one, or is ready. */
+  #goOn() {
+    let follows;
+    try {
+      follows = this.#round.next();
+    } catch (error) {
+      this.#fault({ kind: 'PROTOCOL', message: error.message });
+      return;
+    }
+    if (follows) this.#session.exchange.send(this.#round);
+    else this.#ready();
   }
 
   /** Reports that all averages have arrived. The weights have not moved yet. */
   #ready() {
-    const { work, samples, totalWeight, norm, ownNorm, timings, nodeLosses } = this.#round;
+    const { work, samples, totalWeight, norm, ownNorm, timings, nodeLosses, verification } = this.#round;
     const [weight, lossSum] = [this.#round.sum('weight'), this.#round.sum('lossSum')];
     const { digestEvery, gradientNorm, ownGradientNorm } = this.#session.welcome.policy;
     this.#round.held = true;
@@ -249,6 +263,7 @@ export class Worker {
       stepReady: {
         key: work.key, lossSum, samples, weight, totalWeight, worldSize: work.worldSize, timings, nodeLosses,
         ...(due ? { digest: { head: this.#head, sha256: this.digest } } : {}),
+        ...(verification ? verification.report : {}),
         ...(gradientNorm ? { gradientNorm: norm } : {}),
         ...(ownGradientNorm && samples > 0 ? { ownGradientNorm: ownNorm } : {}),
       },

@@ -7,7 +7,8 @@ import test from 'node:test';
 import { checksumsOf, headerIntact, payloadIntact } from '../andon/checksums.js';
 import { blockElements, fromBytes, layoutDigest, toBytes, weightsDigest } from '../andon/digests.js';
 import { Order, splitmix64 } from '../andon/order.js';
-import { cover, scale, sum } from '../andon/tree.js';
+import { cover, divide, scale, sum } from '../andon/tree.js';
+import { digestOf, hash } from '../andon/verification.js';
 import { v1 } from '../andon/wire.js';
 
 const vectors = (name) =>
@@ -60,8 +61,9 @@ test('the tree over grains', () => {
     for (const [first, stop] of runs) for (let grain = first; grain < stop; grain += 1) owned.set(grain, []);
     assert.deepEqual(cover([0, grains], owned), nodes, name);
   }
-  for (const { name, grain, grains, element_count: elements, ranks } of means) {
-    const leaf = (index) => {
+  for (const { name, grain, grains, element_count: elements, ranks, answer } of means) {
+    const leaf = ([index, stop]) => {
+      if (stop - index > 1) return null;
       const { weight, gradient } = grains[index];
       const numbers = new Float32Array(elements).fill(-0);
       if (weight > 0) {
@@ -74,5 +76,16 @@ test('the tree over grains', () => {
       const found = sum(node, leaf);
       assert.deepEqual([found.weight, toBytes(found.gradients[0]).toString('hex')], [weight, payload], name);
     }
+    const { weight, gradients } = sum([0, grains.length], leaf);
+    divide(gradients, weight, grain, grains.length);
+    assert.equal(toBytes(gradients[0]).toString('hex'), answer.payload, name);
+  }
+});
+
+test('attestations', () => {
+  for (const { name, components, hashes, digest } of vectors('attestations').digests) {
+    const found = components.map((hex) => hash(Buffer.from(hex ?? '', 'hex')));
+    assert.deepEqual(found.map((each) => each.toString('hex')), hashes, name);
+    assert.equal(digestOf(found).toString('hex'), digest, name);
   }
 });

@@ -44,7 +44,7 @@ class ScriptedLine(ScriptedCoordinator):
         parent: Key | None = None,
         reducers: Sequence[ReducerShare] = (),
         split: Split = _EQUAL,
-        wants_digest: bool = False,
+        more: pb.ShardAssignment | None = None,
     ) -> ClientRound:
         """Assigns the next round to the client.
 
@@ -54,7 +54,7 @@ class ScriptedLine(ScriptedCoordinator):
             parent: sent in place of the line's head.
             reducers: a partition that replaces the one in JoinAccepted.
             split: how the batch is divided among the roster.
-            wants_digest: asks for the digest of the weights that the step starts from.
+            more: further fields of the assignment.
 
         Raises:
             Stopped: the client's plan has no further step.
@@ -83,7 +83,8 @@ class ScriptedLine(ScriptedCoordinator):
         assignment.reducers.extend(conversion.shares_to_proto(reducers))
         assignment.targets.extend(split.targets)
         assignment.interleaved = split.interleaved
-        assignment.wants_digest = wants_digest
+        if more is not None:
+            assignment.MergeFrom(more)
         self.train.send(pb.TrainResponse(shard_assignment=assignment))
         return current
 
@@ -103,7 +104,8 @@ class ScriptedLine(ScriptedCoordinator):
         """
         await self.asks()
         positions = () if empty else None
-        current = self.assign(roster, positions=positions, split=split, wants_digest=wants_digest)
+        more = pb.ShardAssignment(wants_digest=wants_digest)
+        current = self.assign(roster, positions=positions, split=split, more=more)
         with self.verdicts.deciding(check) if check else nullcontext():
             await self.gives(current)
         return current

@@ -40,6 +40,7 @@ from andon_conformance.judge.scenarios.membership import (
 from andon_conformance.judge.scenarios.sharing import reducing, sharing
 from andon_conformance.judge.scenarios.stepping import encoding, stepping, strips
 from andon_conformance.judge.scenarios.transfers import bootstrapping, receiving
+from andon_conformance.judge.scenarios.verifying import verifying
 from andon_conformance.judge.states import StateSource
 
 __all__ = ["SCENARIOS", "Judgement", "PlayedScenario", "refuse_strange_names"]
@@ -55,6 +56,7 @@ SCENARIOS = (
     strips,
     sharing,
     graining,
+    verifying,
     committing,
     averaging,
     malforming,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from andon_grafana.panels import GREEN, ORANGE, Amounts, Curve, Facts, Number, Query, Row
-from andon_grafana.promql import by_process, grown, latest, mean, of, rate_of, total
+from andon_grafana.promql import by_process, grown, happened, latest, mean, of, rate_of, total
 from andon_grafana.quantiles import quantiles
 
 __all__ = ["ROW"]
@@ -39,8 +39,7 @@ _TROUBLE = (
         see="docs/fault-tolerance.md#what-a-loss-costs",
         queries=(
             Query(
-                expr=grown("andon_step_attempts_total", "cause", where=('cause!="first"',))
-                + " > 0",
+                expr=happened("andon_step_attempts_total", "cause", where=('cause!="first"',)),
                 legend="{{cause}}",
                 color=ORANGE,
             ),

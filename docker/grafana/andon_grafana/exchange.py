@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from andon_grafana.panels import BLUE, GREEN, YELLOW, Amounts, Curve, Lanes, Query, Row
-from andon_grafana.promql import OF_WORKER, code, grown, latest, of, quantile, rate, rate_of
+from andon_grafana.promql import (
+    NOT_OF_WORKERS,
+    OF_WORKER,
+    OF_WORKERS,
+    code,
+    happened,
+    latest,
+    of,
+    quantile,
+    rate,
+    rate_of,
+)
 from andon_grafana.quantiles import quantiles
 
 __all__ = ["PATHS", "TIME", "WAYS"]
@@ -18,7 +29,6 @@ PATHS = {
 
 _WORKER = "worker {{worker}}"
 _BYTES = "andon_exchange_bytes_total"
-_OF_WORKERS = 'worker!=""'
 # Of each worker, for each path that its last exchange took.
 _MEAN = (
     f"{rate_of('andon_exchange_seconds_sum', OF_WORKER)}"
@@ -38,7 +48,9 @@ _BY_WAY = (
         see="docs/shared-memory.md",
         queries=(
             Query(
-                expr=rate("andon_exchange_bytes_total", "direction", "path", where=('worker=""',)),
+                expr=rate(
+                    "andon_exchange_bytes_total", "direction", "path", where=(NOT_OF_WORKERS,)
+                ),
                 legend="{{path}}, {{direction}}",
             ),
             Query(
@@ -66,7 +78,7 @@ _BY_WAY = (
         see="docs/shared-memory.md",
         queries=(
             Query(
-                expr=f"{grown(_BYTES, 'path', where=(_OF_WORKERS,))} > 0",
+                expr=happened(_BYTES, "path", where=(OF_WORKERS,)),
                 legend="{{path}}",
             ),
         ),

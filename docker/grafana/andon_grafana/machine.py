@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from andon_grafana.panels import ORANGE, Amounts, Curve, Number, Query, Row
-from andon_grafana.promql import OF_WORKER, grown, latest, of, rate, total
+from andon_grafana.promql import OF_WORKER, happened, latest, of, rate, total
 from andon_grafana.quantiles import quantiles
 
 __all__ = ["ROW"]
@@ -120,7 +120,7 @@ _AGAIN = (
         "from shared memory to the wire. Often, for this worker alone: its network.",
         see="docs/fault-tolerance.md#what-a-loss-costs",
         queries=tuple(
-            Query(expr=f"{grown(metric, where=_MINE)} > 0", legend=name, color=ORANGE)
+            Query(expr=happened(metric, where=_MINE), legend=name, color=ORANGE)
             for name, metric in (
                 ("rejoins", "andon_worker_rejoins_total"),
                 ("void rounds", "andon_worker_rounds_voided_total"),

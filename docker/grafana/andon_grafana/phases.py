@@ -6,15 +6,16 @@ from andon_grafana.panels import GREEN, ORANGE, RED, Curve, Lanes, Number, Query
 from andon_grafana.promql import OF_WORKER, latest, mean_of, of, quantile, rate
 from andon_grafana.quantiles import quantiles
 
-__all__ = ["NOW", "TIME"]
+__all__ = ["NOW", "PHASES", "TIME"]
 
 _MINE = (OF_WORKER,)
-_PHASES = {
+PHASES = {
     "computing": "andon_compute_seconds",
     "data": "andon_data_wait_seconds",
     "averages": "andon_exchange_wait_seconds",
     "commit": "andon_commit_wait_seconds",
 }
+"""What takes a worker's time, and the histogram of how long."""
 _WAITS = "andon_worker_wait_ratio"
 
 _PRESENT = (
@@ -87,7 +88,7 @@ _TIME = (
         see="docs/performance.md#what-to-set",
         queries=tuple(
             Query(expr=rate(f"{metric}_sum", where=_MINE), legend=name)
-            for name, metric in _PHASES.items()
+            for name, metric in PHASES.items()
         ),
         width=12,
         unit="percentunit",
@@ -100,7 +101,7 @@ _TIME = (
         see="docs/performance.md#first-see-where-the-time-goes",
         queries=tuple(
             Query(expr=quantile(0.95, metric, where=_MINE), legend=name)
-            for name, metric in _PHASES.items()
+            for name, metric in PHASES.items()
         ),
         width=12,
         unit="s",

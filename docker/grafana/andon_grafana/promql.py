@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 __all__ = [
+    "NOT_OF_WORKERS",
     "OF_WORKER",
+    "OF_WORKERS",
     "by_process",
     "code",
     "grown",
+    "happened",
     "latest",
     "mean",
     "mean_of",
@@ -29,6 +32,10 @@ _RUN = 'run="$run"'
 _RUNS = 'run=~"$runs"'
 OF_WORKER = 'worker=~"$worker"'
 """Of the worker that is selected, where the legend need not name it."""
+OF_WORKERS = 'worker!=""'
+"""As workers count it."""
+NOT_OF_WORKERS = 'worker=""'
+"""As the service and separate reducers count it."""
 _WINDOW = "$__rate_interval"
 _SHOWN = "$__range"
 
@@ -61,6 +68,11 @@ def rate(metric: str, *by: str, where: tuple[str, ...] = ()) -> str:
 def grown(metric: str, *by: str, where: tuple[str, ...] = ()) -> str:
     """How much a counter grew in the time that the dashboard shows."""
     return _fold("sum", f"increase({of(metric, *_chosen(by), *where, by=by)}[{_SHOWN}])", by)
+
+
+def happened(counter: str, *by: str, where: tuple[str, ...] = ()) -> str:
+    """As `grown`, without what did not grow."""
+    return f"{grown(counter, *by, where=where)} > 0"
 
 
 def mean_of(gauge: str, *by: str) -> str:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from andon_grafana.panels import GREEN, ORANGE, RED, Amounts, Curve, Number, Query, Row
-from andon_grafana.promql import by_process, grown, latest, of, rate, rate_of, total
+from andon_grafana.promql import (
+    NOT_OF_WORKERS,
+    by_process,
+    grown,
+    happened,
+    latest,
+    of,
+    rate,
+    rate_of,
+    total,
+)
 
 __all__ = ["ROW"]
 
-_NOT_OF_WORKERS = 'worker=""'
 _RING = "a ring has no reducer"
 # A reducer counts by path and direction.
-_BYTES = f"sum by (worker, reducer) ({rate_of('andon_exchange_bytes_total', _NOT_OF_WORKERS)})"
+_BYTES = f"sum by (worker, reducer) ({rate_of('andon_exchange_bytes_total', NOT_OF_WORKERS)})"
 
 _PRESENT = (
     Number(
@@ -34,8 +43,9 @@ _PRESENT = (
         see="docs/reducers.md#what-happens-when",
         queries=(
             Query(
-                expr=grown("andon_reducer_rounds_total", "outcome", where=('outcome!="finished"',))
-                + " > 0",
+                expr=happened(
+                    "andon_reducer_rounds_total", "outcome", where=('outcome!="finished"',)
+                ),
                 legend="{{outcome}}",
                 color=ORANGE,
             ),
@@ -141,7 +151,7 @@ _EACH = (
         see="docs/performance.md#memory",
         queries=(
             Query(
-                expr=by_process(of("process_resident_memory_bytes", _NOT_OF_WORKERS)),
+                expr=by_process(of("process_resident_memory_bytes", NOT_OF_WORKERS)),
                 legend="{{process}}",
             ),
         ),

@@ -16,7 +16,7 @@ from andon_grafana.panels import (
     Row,
     Table,
 )
-from andon_grafana.promql import code, grown, latest, of, rate, total
+from andon_grafana.promql import code, happened, latest, of, rate, total
 from andon_grafana.running import SHOWN, STATES
 
 __all__ = ["HISTORY", "NOW"]
@@ -137,9 +137,7 @@ _TROUBLE = (
         tells="How often each line stopped, by itself or by a person. A run far above the others "
         "has bad data, or a learning rate that is too high.",
         see="docs/guide/halts.md",
-        queries=(
-            Query(expr=f"{grown('andon_jidoka_halts_total', 'run')} > 0", legend=_RUN, color=RED),
-        ),
+        queries=(Query(expr=happened("andon_jidoka_halts_total", "run"), legend=_RUN, color=RED),),
         empty="none",
         may_be_empty="no run halted",
     ),
@@ -149,7 +147,7 @@ _TROUBLE = (
         see="docs/fault-tolerance.md#what-happens-at-each-fault",
         queries=(
             Query(
-                expr=grown("andon_departures_total", "run", where=('reason="lost"',)) + " > 0",
+                expr=happened("andon_departures_total", "run", where=('reason="lost"',)),
                 legend=_RUN,
                 color=ORANGE,
             ),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from andon_grafana.panels import GREEN, RED, YELLOW, Curve, Lanes, Number, Query, Row
-from andon_grafana.promql import by_process, latest, of
+from andon_grafana.promql import OF_WORKERS, by_process, latest, of
 
 __all__ = ["ROW"]
 
 _LIVE = latest("andon_workers", where=('state="live"',))
-_OF_WORKERS = 'worker!=""'
-_SEEN = f"(sum({of('up', _OF_WORKERS)}) or vector(0))"
+_SEEN = f"(sum({of('up', OF_WORKERS)}) or vector(0))"
 
 _NOW = (
     Number(

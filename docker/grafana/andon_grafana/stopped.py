@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from andon_grafana.panels import BLUE, GREEN, ORANGE, RED, Amounts, Curve, Lanes, Number, Query, Row
-from andon_grafana.promql import grown, latest, mean
+from andon_grafana.promql import grown, happened, latest, mean
 
 __all__ = ["OWN", "PERSON", "ROW"]
 
@@ -115,7 +115,7 @@ _EVENTS = (
         see="docs/fault-tolerance.md#what-happens-at-each-fault",
         queries=(
             Query(
-                expr=f"{grown('andon_departures_total', 'reason')} > 0",
+                expr=happened("andon_departures_total", "reason"),
                 legend="{{reason}}",
                 color=ORANGE,
             ),
@@ -129,7 +129,7 @@ _EVENTS = (
         tells="By how far they were. A worker whose stream broke joins again: many of those mean "
         "a bad network or an overloaded host.",
         see="docs/fault-tolerance.md#what-a-loss-costs",
-        queries=(Query(expr=f"{grown('andon_joins_total', 'status')} > 0", legend="{{status}}"),),
+        queries=(Query(expr=happened("andon_joins_total", "status"), legend="{{status}}"),),
         width=5,
         empty="none",
         may_be_empty="no worker came",
@@ -140,9 +140,7 @@ _EVENTS = (
         "report the same one. The service's log names the worker.",
         see="docs/fault-tolerance.md#what-happens-at-each-fault",
         queries=(
-            Query(
-                expr=f"{grown('andon_faults_total', 'kind')} > 0", legend="{{kind}}", color=ORANGE
-            ),
+            Query(expr=happened("andon_faults_total", "kind"), legend="{{kind}}", color=ORANGE),
         ),
         width=5,
         empty="none",
@@ -155,7 +153,7 @@ _EVENTS = (
         see="docs/errors/README.md",
         queries=(
             Query(
-                expr=f"{grown('andon_refusals_total', 'service', 'reason')} > 0",
+                expr=happened("andon_refusals_total", "service", "reason"),
                 legend="{{service}}: {{reason}}",
                 color=ORANGE,
             ),
@@ -169,7 +167,7 @@ _EVENTS = (
         tells="Workers that said that their machine was about to go. Each leaves in order, "
         "after what it computes now, and no sample is computed again.",
         see="docs/places/spot.md",
-        queries=(Query(expr=f"{grown('andon_notices_total')} > 0", legend="workers", color=BLUE),),
+        queries=(Query(expr=happened("andon_notices_total"), legend="workers", color=BLUE),),
         width=4,
         empty="none",
         may_be_empty="no machine was about to go",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from andon_grafana.panels import ORANGE, Amounts, Curve, Number, Query, Row
-from andon_grafana.promql import grown, latest, mean_of, quantile, rate, slope
+from andon_grafana.phases import PHASES
+from andon_grafana.promql import happened, latest, mean_of, quantile, rate, slope
 
 __all__ = ["ROW"]
 
@@ -67,16 +68,9 @@ _TIME = (
         "evaluation. Much data: more loading processes. Much averages: a slow worker or a thin "
         "network. Choose one worker above to read it.",
         see="docs/performance.md#what-to-set",
-        queries=(
-            Query(expr=rate("andon_compute_seconds_sum", "worker"), legend=f"{_WORKER}: computing"),
-            Query(expr=rate("andon_data_wait_seconds_sum", "worker"), legend=f"{_WORKER}: data"),
-            Query(
-                expr=rate("andon_exchange_wait_seconds_sum", "worker"),
-                legend=f"{_WORKER}: averages",
-            ),
-            Query(
-                expr=rate("andon_commit_wait_seconds_sum", "worker"), legend=f"{_WORKER}: commit"
-            ),
+        queries=tuple(
+            Query(expr=rate(f"{metric}_sum", "worker"), legend=f"{_WORKER}: {phase}")
+            for phase, metric in PHASES.items()
         ),
         width=12,
         unit="percentunit",
@@ -181,9 +175,7 @@ _AGAIN = (
         "its stream breaks.",
         see="docs/fault-tolerance.md#what-a-loss-costs",
         queries=(
-            Query(
-                expr=f"{grown('andon_worker_rounds_voided_total', 'worker')} > 0", legend=_WORKER
-            ),
+            Query(expr=happened("andon_worker_rounds_voided_total", "worker"), legend=_WORKER),
         ),
         width=6,
         empty="none",
@@ -194,9 +186,7 @@ _AGAIN = (
         tells="Its stream to the coordinator broke, or the service was restarted. Often, for one "
         "worker: its network.",
         see="docs/fault-tolerance.md#what-happens-at-each-fault",
-        queries=(
-            Query(expr=f"{grown('andon_worker_rejoins_total', 'worker')} > 0", legend=_WORKER),
-        ),
+        queries=(Query(expr=happened("andon_worker_rejoins_total", "worker"), legend=_WORKER),),
         width=6,
         empty="none",
         may_be_empty="no worker joined again",
@@ -207,9 +197,7 @@ _AGAIN = (
         "(`--evict-slower-than`): they follow it and compute nothing, until one is missing. "
         "`andon status` names them, and says how slow they were.",
         see="docs/fault-tolerance.md#slow-for-long",
-        queries=(
-            Query(expr=f"{grown('andon_evictions_total')} > 0", legend="workers", color=ORANGE),
-        ),
+        queries=(Query(expr=happened("andon_evictions_total"), legend="workers", color=ORANGE),),
         width=6,
         empty="none",
         may_be_empty="no worker was slow for long",
@@ -222,7 +210,7 @@ _AGAIN = (
         see="docs/guide/watching.md#why-it-is-slow",
         queries=(
             Query(
-                expr=f"{grown('andon_slowness_total', 'phase')} > 0",
+                expr=happened("andon_slowness_total", "phase"),
                 legend="{{phase}}",
                 color=ORANGE,
             ),

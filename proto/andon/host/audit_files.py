@@ -24,7 +24,15 @@ from andon.host.private_files import open_private
 from andon.protocol.records import Cursor, Key, PositionRange, RecordKind
 from andon.protocol.run_settings import RunPlan
 
-__all__ = ["AuditAnswer", "AuditOrder", "AuditRecord", "AuditReport", "read_order", "write_order"]
+__all__ = [
+    "AuditAnswer",
+    "AuditOrder",
+    "AuditRecord",
+    "AuditReport",
+    "WeightApart",
+    "read_order",
+    "write_order",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +88,8 @@ class AuditRecord:
     """Whether the journal knows the weights after it, so that a digest of them is wanted."""
     attests: bool = False
     """Whether the journal knows the sums of its grains."""
+    checkpoint: str = ""
+    """The folder of a checkpoint of the run with the weights after it; empty: there is none."""
     answers: tuple[AuditAnswer, ...] = ()
     """Of scalar all-reduces between this step and the next; of a step's last record only."""
 
@@ -95,6 +105,7 @@ class AuditRecord:
             "gradient_scale": self.gradient_scale,
             "weights": self.weights,
             "attests": self.attests,
+            "checkpoint": self.checkpoint,
             "answers": [each.to_json() for each in self.answers],
         }
 
@@ -113,8 +124,21 @@ class AuditRecord:
             gradient_scale=fields["gradient_scale"],
             weights=fields["weights"],
             attests=fields["attests"],
+            checkpoint=fields["checkpoint"],
             answers=tuple(map(AuditAnswer.from_json, fields["answers"])),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class WeightApart:
+    """An element of a parameter that is another one in the run's checkpoint."""
+
+    parameter: str
+    element: tuple[int, ...]
+    """Its index, one number a dimension."""
+    there: str
+    """In the checkpoint, as text."""
+    here: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

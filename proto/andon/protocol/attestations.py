@@ -16,6 +16,7 @@ __all__ = [
     "Attestation",
     "ElementApart",
     "MeanCheck",
+    "NodeApart",
     "NodeOwner",
 ]
 
@@ -61,7 +62,7 @@ class NodeOwner:
 
 @dataclass(frozen=True, slots=True)
 class ElementApart:
-    """An element of the mean of which there are two values."""
+    """An element of which there are two values."""
 
     block: int
     element: int
@@ -86,5 +87,26 @@ class MeanCheck:
     def __post_init__(self) -> None:
         """Refuses digests of another length."""
         for each in (self.expected, self.came, *self.relayed):
+            if len(each) != DIGEST_BYTES:
+                raise ValueError(f"a digest has {DIGEST_BYTES} bytes, not {len(each)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeApart:
+    """Two results of a node, and the first element in which they differ.
+
+    Whoever says so has both. Of averages the node is the root.
+    """
+
+    node: Node
+    own: bytes
+    """`DIGEST_BYTES`: of its own result, as it attested it. Its value is `element.expected`."""
+    other: bytes
+    """Likewise of the other one, whose value is `element.came`."""
+    element: ElementApart
+
+    def __post_init__(self) -> None:
+        """Refuses digests of another length."""
+        for each in (self.own, self.other):
             if len(each) != DIGEST_BYTES:
                 raise ValueError(f"a digest has {DIGEST_BYTES} bytes, not {len(each)}")

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from andon.protocol.encoding import Encoding
 
 __all__ = [
+    "BACK",
     "BLOCK_NORMS",
     "COORDINATOR_CAPABILITIES",
     "COPIED_BUFFERS",
@@ -50,6 +51,8 @@ HASHED_BASE = "hashed-base.v1"
 """The coordinator tells digests that have hashes of frozen parameters from those that do not."""
 LIMITS = "limits.v1"
 """The worker obeys `StepCommitted.gradient_scale`."""
+BACK = "back.v1"
+"""The worker obeys `StateTransfer.checkpoint`, and sets `Checkpoint.head`."""
 BLOCK_NORMS = "block-norms.v1"
 """The coordinator compares `StepReady.block_norms`."""
 INT8 = "int8.v1"

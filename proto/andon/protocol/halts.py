@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import enum
 import math
+from ctypes import c_float
 from dataclasses import dataclass
 
 from andon.protocol.records import Key, PositionRange
 
-__all__ = ["HaltAnswer", "HaltEvidence", "HaltReason", "describe_value", "indexed"]
+__all__ = ["HaltAnswer", "HaltEvidence", "HaltReason", "describe_value", "indexed", "shown"]
+
+_FLOAT32_DIGITS = 9
+"""So many tell any two float32 numbers apart."""
 
 
 class HaltReason(enum.Enum):
@@ -109,6 +113,14 @@ class HaltEvidence:
 def indexed(parameter: str, element: tuple[int, ...]) -> str:
     """An element of a parameter as people write it: `blocks.3.attn.weight[17, 204]`."""
     return parameter + (f"[{', '.join(map(str, element))}]" if element else "")
+
+
+def shown(value: float) -> str:
+    """A float32 number in the fewest digits that no other one has."""
+    if not math.isfinite(value):
+        return describe_value(value)
+    texts = [f"{value:.{digits}g}" for digits in range(1, _FLOAT32_DIGITS + 1)]
+    return next((each for each in texts if c_float(float(each)).value == value), texts[-1])
 
 
 def describe_value(value: float) -> str:

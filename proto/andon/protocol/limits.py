@@ -16,6 +16,7 @@ __all__ = [
     "MAX_HASHED_SAMPLES",
     "MAX_MESSAGE_BYTES",
     "MAX_NAME_BYTES",
+    "MAX_NODES_APART",
     "MAX_NUMBERS",
     "MAX_OWED_RANGES",
     "MAX_PACING_BYTES",
@@ -75,6 +76,9 @@ MAX_FIELDS = 1024
 
 MAX_NUMBERS = 2**16
 """Numbers in one packed field of the data plane: blocks of a layout."""
+
+MAX_NODES_APART = 1024
+"""Nodes of which one report has two results, with the first element that differs."""
 
 MAX_OWED_RANGES = 4096
 """Ranges of owed positions in one cursor."""

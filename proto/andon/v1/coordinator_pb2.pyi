@@ -301,20 +301,24 @@ class RunPlan(_message.Message):
     def __init__(self, dataset_size: _Optional[int] = ..., global_batch: _Optional[int] = ..., seed: _Optional[int] = ..., total_steps: _Optional[int] = ..., total_epochs: _Optional[int] = ..., data_digest: _Optional[bytes] = ..., drop_last: bool = ..., sparse: bool = ..., grain: _Optional[int] = ..., tree: _Optional[int] = ...) -> None: ...
 
 class CheckpointPlan(_message.Message):
-    __slots__ = ("every", "folder")
+    __slots__ = ("every", "folder", "keep")
     EVERY_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     every: int
     folder: str
-    def __init__(self, every: _Optional[int] = ..., folder: _Optional[str] = ...) -> None: ...
+    keep: int
+    def __init__(self, every: _Optional[int] = ..., folder: _Optional[str] = ..., keep: _Optional[int] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("step", "folder")
+    __slots__ = ("step", "folder", "head")
     STEP_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
     step: int
     folder: str
-    def __init__(self, step: _Optional[int] = ..., folder: _Optional[str] = ...) -> None: ...
+    head: _record_pb2.Key
+    def __init__(self, step: _Optional[int] = ..., folder: _Optional[str] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ...) -> None: ...
 
 class ProcessPlace(_message.Message):
     __slots__ = ("host", "id")
@@ -613,7 +617,7 @@ class WeightsDigest(_message.Message):
     def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sha256: _Optional[bytes] = ..., prefixes: _Optional[bytes] = ..., base_hashed: bool = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size", "gradient_norm", "own_gradient_norm", "overflow", "next", "node_losses", "attested", "averages_digest", "block_norms", "mean_check")
+    __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size", "gradient_norm", "own_gradient_norm", "overflow", "next", "node_losses", "attested", "averages_digest", "block_norms", "mean_check", "apart")
     KEY_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -634,6 +638,7 @@ class StepReady(_message.Message):
     AVERAGES_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BLOCK_NORMS_FIELD_NUMBER: _ClassVar[int]
     MEAN_CHECK_FIELD_NUMBER: _ClassVar[int]
+    APART_FIELD_NUMBER: _ClassVar[int]
     key: _record_pb2.Key
     loss_sum: float
     weight: float
@@ -654,7 +659,8 @@ class StepReady(_message.Message):
     averages_digest: bytes
     block_norms: _containers.RepeatedScalarFieldContainer[float]
     mean_check: MeanCheck
-    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., loss_sum: _Optional[float] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., correct: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., end_of_data: bool = ..., stop_reason: _Optional[str] = ..., total_weight: _Optional[float] = ..., world_size: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., own_gradient_norm: _Optional[float] = ..., overflow: bool = ..., next: _Optional[_Union[RequestWork, _Mapping]] = ..., node_losses: _Optional[_Iterable[_Union[NodeLoss, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., averages_digest: _Optional[bytes] = ..., block_norms: _Optional[_Iterable[float]] = ..., mean_check: _Optional[_Union[MeanCheck, _Mapping]] = ...) -> None: ...
+    apart: _containers.RepeatedCompositeFieldContainer[NodeApart]
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., loss_sum: _Optional[float] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., correct: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., end_of_data: bool = ..., stop_reason: _Optional[str] = ..., total_weight: _Optional[float] = ..., world_size: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., own_gradient_norm: _Optional[float] = ..., overflow: bool = ..., next: _Optional[_Union[RequestWork, _Mapping]] = ..., node_losses: _Optional[_Iterable[_Union[NodeLoss, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., averages_digest: _Optional[bytes] = ..., block_norms: _Optional[_Iterable[float]] = ..., mean_check: _Optional[_Union[MeanCheck, _Mapping]] = ..., apart: _Optional[_Iterable[_Union[NodeApart, _Mapping]]] = ...) -> None: ...
 
 class MeanCheck(_message.Message):
     __slots__ = ("expected", "came", "relayed", "apart")
@@ -667,6 +673,20 @@ class MeanCheck(_message.Message):
     relayed: _containers.RepeatedScalarFieldContainer[bytes]
     apart: ElementApart
     def __init__(self, expected: _Optional[bytes] = ..., came: _Optional[bytes] = ..., relayed: _Optional[_Iterable[bytes]] = ..., apart: _Optional[_Union[ElementApart, _Mapping]] = ...) -> None: ...
+
+class NodeApart(_message.Message):
+    __slots__ = ("first", "grains", "own", "other", "element")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    GRAINS_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    OTHER_FIELD_NUMBER: _ClassVar[int]
+    ELEMENT_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    grains: int
+    own: bytes
+    other: bytes
+    element: ElementApart
+    def __init__(self, first: _Optional[int] = ..., grains: _Optional[int] = ..., own: _Optional[bytes] = ..., other: _Optional[bytes] = ..., element: _Optional[_Union[ElementApart, _Mapping]] = ...) -> None: ...
 
 class ElementApart(_message.Message):
     __slots__ = ("block", "element", "expected", "came")
@@ -959,7 +979,7 @@ class Listening(_message.Message):
     def __init__(self) -> None: ...
 
 class StateTransfer(_message.Message):
-    __slots__ = ("transfer_id", "head", "role", "address", "peer", "step", "cursor", "beside_training")
+    __slots__ = ("transfer_id", "head", "role", "address", "peer", "step", "cursor", "beside_training", "checkpoint")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -968,6 +988,7 @@ class StateTransfer(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     BESIDE_TRAINING_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     transfer_id: int
     head: _record_pb2.Key
     role: TransferRole
@@ -976,7 +997,8 @@ class StateTransfer(_message.Message):
     step: int
     cursor: _record_pb2.Cursor
     beside_training: bool
-    def __init__(self, transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., role: _Optional[_Union[TransferRole, str]] = ..., address: _Optional[str] = ..., peer: _Optional[int] = ..., step: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., beside_training: bool = ...) -> None: ...
+    checkpoint: Checkpoint
+    def __init__(self, transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., role: _Optional[_Union[TransferRole, str]] = ..., address: _Optional[str] = ..., peer: _Optional[int] = ..., step: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., beside_training: bool = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
 
 class StateReport(_message.Message):
     __slots__ = ("transfer_id", "head", "failure")
@@ -1267,18 +1289,20 @@ class LineStatus(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ..., reducers: _Optional[_Iterable[_Union[ReducerStatus, _Mapping]]] = ..., expect_reducers: _Optional[int] = ..., correct: _Optional[int] = ..., checkpoints: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., schedule: _Optional[str] = ..., schedule_note: _Optional[str] = ..., tcp_port: _Optional[int] = ..., session: _Optional[_Union[_session_pb2.SessionStatus, _Mapping]] = ..., grain: _Optional[int] = ..., verification: _Optional[_Union[VerificationStatus, _Mapping]] = ..., one_arithmetic: bool = ..., quorum: _Optional[float] = ..., fragments: _Optional[int] = ..., slowness: _Optional[_Iterable[_Union[Slowness, _Mapping]]] = ..., cost: _Optional[_Union[RunCost, _Mapping]] = ..., noise_scale: _Optional[float] = ...) -> None: ...
 
 class RunCost(_message.Message):
-    __slots__ = ("machine_seconds", "price_per_hour", "currency", "cost", "samples_per_unit")
+    __slots__ = ("machine_seconds", "price_per_hour", "currency", "cost", "samples_per_unit", "tokens_per_unit")
     MACHINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PRICE_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
     CURRENCY_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_PER_UNIT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_UNIT_FIELD_NUMBER: _ClassVar[int]
     machine_seconds: float
     price_per_hour: float
     currency: str
     cost: float
     samples_per_unit: float
-    def __init__(self, machine_seconds: _Optional[float] = ..., price_per_hour: _Optional[float] = ..., currency: _Optional[str] = ..., cost: _Optional[float] = ..., samples_per_unit: _Optional[float] = ...) -> None: ...
+    tokens_per_unit: float
+    def __init__(self, machine_seconds: _Optional[float] = ..., price_per_hour: _Optional[float] = ..., currency: _Optional[str] = ..., cost: _Optional[float] = ..., samples_per_unit: _Optional[float] = ..., tokens_per_unit: _Optional[float] = ...) -> None: ...
 
 class VerificationStatus(_message.Message):
     __slots__ = ("fraction", "steps", "grains", "differences", "convicted")

@@ -17,7 +17,13 @@ from google.protobuf.message import Message
 
 from andon.protocol.arithmetic import Arithmetic
 from andon.protocol.arithmetic import check as check_arithmetic
-from andon.protocol.attestations import Attestation, ElementApart, MeanCheck, NodeOwner
+from andon.protocol.attestations import (
+    Attestation,
+    ElementApart,
+    MeanCheck,
+    NodeApart,
+    NodeOwner,
+)
 from andon.protocol.encoding import Encoding
 from andon.protocol.grains import Node, NodeLoss
 from andon.protocol.halts import HaltEvidence, HaltReason
@@ -55,6 +61,8 @@ __all__ = [
     "mean_check_to_proto",
     "node_losses_from_proto",
     "node_losses_to_proto",
+    "nodes_apart_from_proto",
+    "nodes_apart_to_proto",
     "optional_enum_from_proto",
     "optional_evidence_from_proto",
     "optional_key_from_proto",
@@ -473,9 +481,8 @@ def mean_check_to_proto(check: MeanCheck | None) -> coordinator_pb2.MeanCheck | 
     message = coordinator_pb2.MeanCheck(
         expected=check.expected, came=check.came, relayed=check.relayed
     )
-    if (apart := check.apart) is not None:
-        message.apart.block, message.apart.element = apart.block, apart.element
-        message.apart.expected, message.apart.came = apart.expected, apart.came
+    if check.apart is not None:
+        message.apart.CopyFrom(_element_to_proto(check.apart))
     return message
 
 
@@ -486,15 +493,61 @@ def mean_check_from_proto(message: coordinator_pb2.MeanCheck) -> MeanCheck:
         WireError: a digest of another length than it has.
     """
     with reading(message):
-        apart = message.apart
         return MeanCheck(
             expected=message.expected,
             came=message.came,
             relayed=tuple(message.relayed),
-            apart=ElementApart(apart.block, apart.element, apart.expected, apart.came)
-            if message.HasField("apart")
-            else None,
+            apart=_element_from_proto(message.apart) if message.HasField("apart") else None,
         )
+
+
+def nodes_apart_to_proto(nodes: Iterable[NodeApart]) -> list[coordinator_pb2.NodeApart]:
+    """Nodes of which a worker has two results."""
+    return [
+        coordinator_pb2.NodeApart(
+            first=each.node.first,
+            grains=len(each.node),
+            own=each.own,
+            other=each.other,
+            element=_element_to_proto(each.element),
+        )
+        for each in nodes
+    ]
+
+
+def nodes_apart_from_proto(
+    messages: Iterable[coordinator_pb2.NodeApart],
+) -> tuple[NodeApart, ...]:
+    """Nodes of which a worker has two results.
+
+    Raises:
+        WireError: a node without grains, or a digest of another length than it has.
+    """
+    nodes = []
+    for message in messages:
+        with reading(message):
+            nodes.append(
+                NodeApart(
+                    node=Node(message.first, message.first + message.grains),
+                    own=message.own,
+                    other=message.other,
+                    element=_element_from_proto(message.element),
+                )
+            )
+    return tuple(nodes)
+
+
+def _element_to_proto(element: ElementApart) -> coordinator_pb2.ElementApart:
+    return coordinator_pb2.ElementApart(
+        block=element.block,
+        element=element.element,
+        expected=element.expected,
+        came=element.came,
+    )
+
+
+def _element_from_proto(message: coordinator_pb2.ElementApart) -> ElementApart:
+    return ElementApart(message.block, message.element, message.expected, message.came)
 
 
 def arithmetic_to_proto(items: Arithmetic) -> list[coordinator_pb2.ArithmeticItem]:

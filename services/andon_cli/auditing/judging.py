@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from andon.protocol.halts import indexed
 from andon.protocol.layout import Layout
 from andon.protocol.records import Key
 from andon_cli.auditing.scope import AuditRefused
@@ -48,6 +49,10 @@ class Difference:
     """Of which grains."""
     parameter: str = ""
     """The first one that differs; empty: not known."""
+    element: tuple[int, ...] = ()
+    """The index of its first element that differs."""
+    values: tuple[str, str] | None = None
+    """There: in the run's checkpoint, and recomputed; None: the element is not known."""
 
     @property
     def in_words(self) -> str:
@@ -66,7 +71,10 @@ class Difference:
         else:
             of = f"its {self.what}"
         if self.parameter:
-            first = f", first in {self.parameter}"
+            first = f", first in {indexed(self.parameter, self.element)}"
+        if self.values is not None:
+            there, here = self.values
+            first += f" ({there} in the run's checkpoint, {here} recomputed)"
         return (
             f"step {self.step} differs: {of} {_VERBS.get(self.what, 'is')} {recorded} by the "
             f"journal, and {recomputed} recomputed{first}; {self._place}"
@@ -95,6 +103,8 @@ class Difference:
             "workers": list(self.workers),
             "grains": self.grains,
             "parameter": self.parameter,
+            "element": list(self.element),
+            "values": None if self.values is None else list(self.values),
         }
 
 
@@ -153,10 +163,17 @@ class Judge:
         if recorded is None or recorded.base_hashed not in (None, said["base_hashed"]):
             return None  # Two kinds of digest differ anyway.
         if recorded.sha256 != said["sha256"]:
+            found = self._difference(step, "weights", recorded.sha256, said["sha256"])
+            if (apart := said.get("apart")) is not None:
+                return replace(
+                    found,
+                    parameter=apart["parameter"],
+                    element=tuple(apart["element"]),
+                    values=(apart["there"], apart["here"]),
+                )
             prefixes = bytes.fromhex(said.get("prefixes", ""))
             return replace(
-                self._difference(step, "weights", recorded.sha256, said["sha256"]),
-                parameter=first_apart(recorded.prefixes, prefixes, self._layout)[1],
+                found, parameter=first_apart(recorded.prefixes, prefixes, self._layout)[1]
             )
         self.weights_at = step
         return None

@@ -43,6 +43,8 @@ class Scope:
     """The line's weights after a step, by step, as far as they are known."""
     attested: frozenset[Key] = frozenset()
     """The records of steps that were verified."""
+    checkpoints: dict[Key, Path] = field(default_factory=dict, repr=False)
+    """The run's checkpoints, by the record whose weights they hold."""
     shortened: bool = False
     """Whether it ends before the run, since nobody said how far to go."""
 
@@ -112,6 +114,7 @@ class Scope:
             gradient_scale=result.gradient_scale,
             weights=record.step in self.weights,
             attests=record.key in self.attested,
+            checkpoint=str(self.checkpoints.get(record.key, "")),
             answers=_answers(book, record.step),
         )
 
@@ -161,6 +164,7 @@ def scope_of(book: AuditBook, run_dir: Path, first: int | None, last: int | None
         checkpoint=checkpoint,
         weights=weights,
         attested=book.attested_keys() if plan.grain else frozenset(),
+        checkpoints={each.facts.head: path for path, each in checkpoints} if plan.grain else {},
         shortened=shortened,
     )
 

@@ -12,7 +12,7 @@ import heapq
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,7 +23,7 @@ from andon.host.scalar_files import TensorBoardFile
 from andon.host.strict_json import strict_json
 from andon.protocol.records import accuracy_of
 from andon.protocol.scalars import Scalar
-from andon_cli.commands.epochs import epoch_rows
+from andon_cli.commands.epochs import EPOCH_COLUMNS, epoch_rows
 from andon_cli.commands.run_facts import RunFacts, find_folder, reading
 from andon_cli.questions import ExportConfig
 from andon_coordinator.transport.step_reader import CommittedStep, StepReader
@@ -39,6 +39,12 @@ STEP_COLUMNS = (
 _CURVES = ("loss", "accuracy", "gradient_norm", "seconds", "samples_per_second", "workers")
 """The columns that TensorBoard gets, as `step/loss` and so on."""
 
+_EPOCH_CURVES = ("loss", "samples", "seconds", "steps")
+"""Those of an epoch that it gets, as `epoch/loss` and so on."""
+
+Point = tuple[Scalar, float]
+"""A point of a curve, and when it was measured, in seconds since the Unix epoch."""
+
 
 def export_run(config: ExportConfig) -> int:
     """Exports a run. Returns the exit code.
@@ -52,8 +58,9 @@ def export_run(config: ExportConfig) -> int:
     with reading(folder) as reader:
         if config.settings.format == "tensorboard":
             target = output or folder / "tensorboard"
+            points = epoch_points if config.settings.by == "epoch" else step_points
             with _writing_to(target):
-                count = write_tensorboard(reader, target)
+                count = write_tensorboard(points(reader), target)
             print(f"wrote {count} points to {target}: tensorboard --logdir {target}")
             return ExitCode.COMPLETE
         if output is None:
@@ -102,6 +109,18 @@ def column_names(names: Sequence[str]) -> list[str]:
     return [f"logged.{name}" if name in STEP_COLUMNS else name for name in names]
 
 
+def json_by_epoch(reader: StepReader, folder: Path) -> Iterator[str]:
+    """The run as one JSON object, an epoch a line."""
+    facts = RunFacts.read(folder).fields()
+    facts.pop("scalars")
+    facts.pop("epochs")
+    yield f'{{"run": {strict_json(facts)},\n"epochs": ['
+    columns, *rows = epoch_rows(reader)
+    for number, row in enumerate(rows):
+        yield (",\n" if number else "\n") + strict_json(dict(zip(columns, row, strict=True)))
+    yield "\n]}\n"
+
+
 def json_pieces(reader: StepReader, folder: Path) -> Iterator[str]:
     """The run as one JSON object, a step a line."""
     facts = RunFacts.read(folder).fields()
@@ -122,7 +141,7 @@ def json_pieces(reader: StepReader, folder: Path) -> Iterator[str]:
     yield "\n]}\n"
 
 
-def write_tensorboard(reader: StepReader, folder: Path) -> int:
+def write_tensorboard(points: Iterable[Point], folder: Path) -> int:
     """Writes event files of TensorBoard. Returns the number of points.
 
     A former export into the folder is replaced: TensorBoard would draw both over each other.
@@ -132,32 +151,49 @@ def write_tensorboard(reader: StepReader, folder: Path) -> int:
     """
     for old in folder.glob("events.out.tfevents.*"):
         old.unlink()
-    points = 0
+    count = 0
     with TensorBoardFile(folder) as file:
-        for step in reader.steps_forward():
-            cells = dict(zip(STEP_COLUMNS, _cells(step), strict=True))
-            for name in _CURVES:
-                if cells[name] is not None:
-                    scalar = Scalar(f"step/{name}", cells["step"], float(cells[name]))
-                    file.write(scalar, 0, cells["at_unix_s"])
-                    points += 1
-        for name in reader.scalar_names():
-            moments: defaultdict[int, float] = defaultdict(float)
-            for each in reader.scalars(name):
-                moments[each.step] = max(moments[each.step], each.at_unix_s)
-            for number, value in reader.scalar_curve(name):
-                file.write(Scalar(name, number, value), 0, moments[number])
-                points += 1
-    return points
+        for scalar, at_unix_s in points:
+            file.write(scalar, 0, at_unix_s)
+            count += 1
+    return count
+
+
+def step_points(reader: StepReader) -> Iterator[Point]:
+    """The curves of the steps, and what scripts logged, over the steps."""
+    for step in reader.steps_forward():
+        cells = dict(zip(STEP_COLUMNS, _cells(step), strict=True))
+        for name in _CURVES:
+            if cells[name] is not None:
+                scalar = Scalar(f"step/{name}", cells["step"], float(cells[name]))
+                yield scalar, cells["at_unix_s"]
+    for name in reader.scalar_names():
+        moments: defaultdict[int, float] = defaultdict(float)
+        for each in reader.scalars(name):
+            moments[each.step] = max(moments[each.step], each.at_unix_s)
+        for number, value in reader.scalar_curve(name):
+            yield Scalar(name, number, value), moments[number]
+
+
+def epoch_points(reader: StepReader) -> Iterator[Point]:
+    """The means of the epochs, and what was logged last in each, over the epochs."""
+    columns, *rows = epoch_rows(reader)
+    for row in rows:
+        cells = dict(zip(columns, row, strict=True))
+        for name in (*_EPOCH_CURVES, *columns[len(EPOCH_COLUMNS) :]):
+            if cells[name] is not None:
+                scalar = Scalar(f"epoch/{name}", cells["epoch"], float(cells[name]))
+                yield scalar, cells["at_unix_s"]
 
 
 def _write(reader: StepReader, config: ExportConfig, folder: Path, file: TextIO) -> None:
+    by_epoch = config.settings.by == "epoch"
     if config.settings.format == "json":
-        for piece in json_pieces(reader, folder):
+        pieces = json_by_epoch if by_epoch else json_pieces
+        for piece in pieces(reader, folder):
             file.write(piece)
         return
     table = csv.writer(file, lineterminator="\n")
-    by_epoch = config.settings.by == "epoch"
     for row in epoch_rows(reader) if by_epoch else table_rows(reader):
         table.writerow(row)
 

@@ -17,7 +17,10 @@ from andon_server.runs import RUNS
 
 __all__ = ["halt_line", "history_json", "history_lines", "show_history"]
 
-_HEADINGS = ("run", "started", "took", "steps", "loss", "accuracy", "workers", "halts", "state")
+_HEADINGS = (
+    *("run", "started", "took", "steps", "epoch", "loss", "accuracy", "workers", "halts"),
+    "state",
+)
 _HALTS_SHOWN = 3
 
 
@@ -65,12 +68,20 @@ def _row(run: PastRun) -> tuple[str, ...]:
         time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started_unix_s)),
         duration(run.seconds) if run.steps else "-",
         str(run.steps),
+        _epoch(run),
         "-" if run.loss is None else f"{run.loss:.3f}",
         "-" if run.accuracy is None else f"{run.accuracy * 100:.1f} %",
         str(run.workers),
         str(len(run.halts)),
         run.state,
     )
+
+
+def _epoch(run: PastRun) -> str:
+    """The epoch of the last step, and how many the script makes: `2 of 10` is the third of ten."""
+    if run.epoch is None:
+        return "-"
+    return str(run.epoch) if run.total_epochs is None else f"{run.epoch} of {run.total_epochs}"
 
 
 def halt_line(halt: RecordedHalt) -> str:
@@ -94,6 +105,8 @@ def _fields(run: PastRun) -> dict[str, Any]:
         "started_unix_s": run.started_unix_s,
         "seconds": run.seconds,
         "steps": run.steps,
+        "epoch": run.epoch,
+        "total_epochs": run.total_epochs,
         "loss": run.loss,
         "accuracy": run.accuracy,
         "workers": run.workers,

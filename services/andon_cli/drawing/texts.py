@@ -256,9 +256,15 @@ def cost_line(known: RunCost) -> str:
     unit = f" {known.currency}" if known.currency else ""
     hours = known.machine_seconds / 3600
     text = f"cost      {known.cost:.2f}{unit} for {hours:.2f} machine hours"
-    if known.samples_per_unit is not None:
-        text += f": {grouped(known.samples_per_unit)} samples for 1{unit}"
-    return text
+    worth = worth_text(known.samples_per_unit, known.tokens_per_unit)
+    return f"{text}: {worth} for 1{unit}" if worth else text
+
+
+def worth_text(samples: float | None, tokens: float | None) -> str:
+    """What one unit of a currency buys, such as `6 656 samples, 3 407 872 tokens`."""
+    parts = [] if samples is None else [f"{grouped(samples)} samples"]
+    parts += [] if tokens is None else [f"{grouped(tokens)} tokens"]
+    return ", ".join(parts)
 
 
 def verified_text(done: VerificationStatus | VerifiedTotals) -> str:

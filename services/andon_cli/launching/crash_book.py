@@ -7,7 +7,6 @@ last output, the machine's memory, the GPUs, the line's halt) is looked up at on
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import subprocess
 import time
@@ -16,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from andon.host.memory import available_bytes
+from andon.host.memory import available_bytes, resident_bytes
 from andon.protocol.halts import HaltReason
 from andon.protocol.run_settings import RunPlan
 from andon_cli.launching.endings import (
@@ -166,7 +165,7 @@ class CrashBook:
             for slot, child in enumerate(self._workers):
                 if not child.ended:
                     seen = self._of(slot, child)
-                    seen.memory_bytes = _memory_of(seen.pid) or seen.memory_bytes
+                    seen.memory_bytes = resident_bytes(seen.pid) or seen.memory_bytes
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def _of(self, slot: int, child: Child) -> _Seen:
@@ -181,15 +180,6 @@ def _oom_kills() -> int | None:
         return oom_kills_in(_VMSTAT.read_text())
     except OSError:
         return None
-
-
-def _memory_of(pid: int) -> int | None:
-    """What a process holds in memory, in bytes; None: it is gone, or this is not Linux."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE") or None
 
 
 def _gpus() -> str:

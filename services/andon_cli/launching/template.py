@@ -42,6 +42,7 @@ class Template:
         script_folder: str = "",
         room: int = 0,
         patience_s: float = _PATIENCE_S,
+        frees: bool = True,
     ) -> None:
         """Starts it, from the main thread. It imports `modules`.
 
@@ -51,6 +52,8 @@ class Template:
             script_folder: where they are looked for first; the current one, if it is empty.
             room: characters of the longest command that `ps` can show for a forked process.
             patience_s: how long a fork may take. Later the template is ended.
+            frees: whether a forked process destroys at its end what it has loaded, as a new
+                interpreter does. With PyTorch that takes a quarter of a second.
 
         Raises:
             TemplateGone: there are none on this platform.
@@ -61,7 +64,8 @@ class Template:
         self._socket, theirs = socket.socketpair()
         self._ready = False
         self._patience_s = patience_s
-        arguments = [script_folder, str(theirs.fileno()), str(os.getpid()), "." * room, *modules]
+        numbers = [str(theirs.fileno()), str(os.getpid())]
+        arguments = [script_folder, *numbers, "." * room, "frees" if frees else "", *modules]
         # Pipes, as workers have: Python asks once what its output is. Nobody reads this one.
         unread, output = os.pipe()
         try:

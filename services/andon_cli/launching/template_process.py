@@ -11,6 +11,7 @@ depends on the template any more.
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import ctypes
 import gc
@@ -21,10 +22,13 @@ import runpy
 import signal
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module, invalidate_caches
 from importlib.machinery import SourceFileLoader
+from io import IOBase
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -40,10 +44,10 @@ def main() -> None:
     """Loads modules, then forks on request until nobody is left who could ask.
 
     The arguments are a folder, the number of a socket, the process id of the parent, room for the
-    commands of forked processes, and names of modules. Returns only in a forked process, whose
-    script has ended.
+    commands of forked processes, "frees" or nothing, and names of modules. Returns only in a forked
+    process, whose script has ended.
     """
-    _, number, parent, _, *modules = sys.argv[1:]
+    _, number, parent, _, frees, *modules = sys.argv[1:]
     if not tie_to_parent(int(parent), signal.SIGKILL):
         os._exit(1)
     # As every worker does: SIGUSR1 asks for a checkpoint.
@@ -59,7 +63,37 @@ def main() -> None:
     with socket.socket(fileno=int(number)) as requests:
         requests.send(b"\n")
         request = _serve(requests, int(parent))
-    _run(request["argv"])
+    if frees:
+        _run(request["argv"])
+        return
+    try:
+        _run(request["argv"])
+    except SystemExit as ended:
+        if ended.code is not None and not isinstance(ended.code, int):
+            raise  # The interpreter prints it.
+        _end(ended.code or 0)
+        raise
+    _end(0)
+
+
+def _end(code: int) -> None:
+    """Ends this process as the interpreter does, but destroys nothing that it has loaded.
+
+    Returns if its output can't be written: the interpreter says so.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # not in the stubs
+    atexit._run_exitfuncs()
+    for each in gc.get_objects():
+        # A file that nobody closed would be written when it is destroyed.
+        if issubclass(type(each), IOBase):
+            with suppress(OSError, ValueError):
+                each.flush()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        return
+    os._exit(code & 0xFF)
 
 
 def _may_fork() -> bool:

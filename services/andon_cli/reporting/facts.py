@@ -46,6 +46,8 @@ class ReportFacts:
     """None: the run is too long to be counted here."""
     spent: Spent
     presences: list[Presence]
+    tokens: float
+    """That the script logged as `tokens`, all workers together; 0: it logs none."""
     price: Price | None
     """What an hour of one worker's machine costs, as the journal says; None: nobody said."""
     command: KeptCommand | None
@@ -70,7 +72,7 @@ class ReportFacts:
             logged = {name: reader.reduced_scalar_curve(name, _POINTS) for name in names}
             skips, rolled_back = reader.skips(), reader.rolled_back()
             ledger = reader.ledger_faults() if run.totals.steps <= _COUNTED_STEPS else None
-            time, price = reader.machine_time(), reader.price()
+            time, price, tokens = reader.machine_time(), reader.price(), reader.tokens()
         times = [event.at_unix_s for event in run.events]
         began = min([run.past.started_unix_s, *times[:1]])
         ended = max([began, *times[-1:], *run.totals.at_unix_s[-1:]])
@@ -85,6 +87,7 @@ class ReportFacts:
             ledger=ledger,
             spent=Spent.of(run.events, steps_s, run.totals.at_unix_s, began, ended),
             presences=presences(run.events, time.seconds(ended)),
+            tokens=tokens,
             price=price,
             command=KeptCommand.read(folder),
             crashes=read_crashes(folder),
@@ -121,6 +124,15 @@ class ReportFacts:
         """What the workers' machines cost, all together; None: nobody said a price."""
         return None if self.price is None else self.price.of(self.worker_hours * 3600)
 
+    @property
+    def per_unit(self) -> tuple[float | None, float | None]:
+        """How many samples and tokens one unit of the currency bought; None: nobody knows."""
+        price, machine_s = self.price, self.worker_hours * 3600
+        if price is None:
+            return None, None
+        tokens = price.per_unit(self.tokens, machine_s) if self.tokens else None
+        return price.per_unit(self.run.totals.samples, machine_s), tokens
+
     def at_price(self, per_hour: float | None) -> ReportFacts:
         """The same with another price; None: as the journal says."""
         if per_hour is None:
@@ -135,9 +147,10 @@ class ReportFacts:
             "steps_curve": [asdict(each) for each in self.steps],
             "logged_curves": self.logged,
             "skipped": [
-                {"epoch": each.epoch, "positions": [each.positions.start, each.positions.stop],
+                {"epoch": epoch, "positions": [positions.start, positions.stop],
                  "halt": each.halt_id or None, "operator": each.operator}
                 for each in self.skips
+                for epoch, positions in each.by_epoch
             ],
             "rolled_back": {"steps": count, "samples": samples, "seconds": seconds},
             "ledger_faults": None if self.ledger is None else len(self.ledger),
@@ -146,6 +159,8 @@ class ReportFacts:
             "presences": [asdict(each) for each in self.presences],
             "worker_hours": self.worker_hours,
             "cost": self.cost,
+            "samples_per_unit": self.per_unit[0],
+            "tokens_per_unit": self.per_unit[1],
             "price_per_hour": None if self.price is None else self.price.per_hour,
             "currency": "" if self.price is None else self.price.currency,
             "command": list(self.command.command) if self.command else [],

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 
 from andon.protocol.limits import on_one_line
 from andon_cli.commands.history import halt_line
-from andon_cli.drawing.texts import date_text, duration, grouped, short_time
+from andon_cli.drawing.texts import date_text, duration, grouped, short_time, worth_text
 from andon_cli.reporting.facts import ReportFacts, points_of
 from andon_cli.reporting.page import Curve, Page, Section, Table
 from andon_cli.reporting.slow_section import slow_section
+from andon_coordinator.core.effects import Skip
+from andon_coordinator.core.operators import BY_ITSELF
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_server.crashes import Crash, CrashKind
 from andon_server.halt_words import answers_to, help_page
@@ -242,7 +244,7 @@ def _samples(facts: ReportFacts) -> Section:
     if count:
         says.append(
             f"{count} steps of {_count(samples)} samples were rolled back: {duration(seconds)} of "
-            "work that was done again."
+            "work that does not count."
         )
     if facts.ledger is None:
         says.append("The ledger was not counted: the run is too long for a report.")
@@ -254,16 +256,23 @@ def _samples(facts: ReportFacts) -> Section:
         says.append("Every position is in exactly one committed step, or skipped.")
     rows = tuple(
         (
-            str(each.epoch),
-            f"{each.positions.start} to {each.positions.stop - 1}",
-            str(len(each.positions)),
-            f"the answer to halt {each.halt_id}" if each.halt_id else "the script left its epoch",
+            str(epoch),
+            f"{positions.start} to {positions.stop - 1}",
+            str(len(positions)),
+            _skipped_by(each),
             on_one_line(each.operator) or "-",
         )
         for each in facts.skips[-_ROWS:]
+        for epoch, positions in each.by_epoch
     )
     skipped = Table(headings=("epoch", "positions", "samples", "skipped by", "who"), rows=rows)
     return Section(title="Samples", says=tuple(says), tables=(skipped,) if rows else ())
+
+
+def _skipped_by(skip: Skip) -> str:
+    if skip.halt_id:
+        return f"the answer to halt {skip.halt_id}"
+    return "the line, for a spike" if skip.operator == BY_ITSELF else "the script left its epoch"
 
 
 def _workers(facts: ReportFacts) -> Section:
@@ -367,12 +376,10 @@ def _spent(facts: ReportFacts) -> Section:
         row = [name, f"{seconds:.1f}", f"{share * 100:.1f} %"]
         rows.append(tuple(row if price is None else [*row, _cost(facts, share)]))
     says = [f"{hours:.2f} worker hours."]
-    samples = facts.run.totals.samples
-    if price is not None and (worth := price.samples_per_unit(samples, hours * 3600)):
+    if price is not None and (worth := worth_text(*facts.per_unit)):
         unit = f" {price.currency}" if price.currency else ""
         says.append(
-            f"{_cost(facts)} at {price.per_hour:g}{unit} an hour and worker: "
-            f"{grouped(worth)} samples for 1{unit}."
+            f"{_cost(facts)} at {price.per_hour:g}{unit} an hour and worker: {worth} for 1{unit}."
         )
     return Section(
         title="Time and cost",

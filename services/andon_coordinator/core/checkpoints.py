@@ -12,14 +12,32 @@ whole, the next writer makes up for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
+from andon.protocol.records import Key
 from andon_coordinator.core.effects import Effect, NoteCheckpoint, NoteOverdue, NoteWriter
-from andon_coordinator.core.events import Checkpoint
+from andon_coordinator.core.events import Checkpoint, JoinRequest
 from andon_coordinator.core.members import LineMember
 
-__all__ = ["RunCheckpoints"]
+__all__ = ["KnownCheckpoint", "RunCheckpoints"]
+
+_REMEMBERED = 16
+"""So many of the last checkpoints; their writer keeps fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCheckpoint:
+    """A checkpoint that the line may go back to, and the process that has it."""
+
+    step: int
+    folder: str
+    head: Key
+    process: int
+    """The incarnation of the worker that wrote it, or started from it."""
+    keep: int
+    """How many of the newest that one keeps."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +57,8 @@ class RunCheckpoints:
     """The step of the last checkpoint; 0 if workers reported none."""
     folder: str = ""
     """The last checkpoint's own folder."""
+    known: deque[KnownCheckpoint] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    """The last ones whose records are known, by rising steps."""
     begun: int = 0
     """The step of one that the writer is writing, by its own report; 0 if none."""
     overdue: int = 0
@@ -65,15 +85,36 @@ class RunCheckpoints:
         return self.writer is not None and bool(self.every) and step - step % self.every > taken
 
     def note_written(
-        self, worker: int, checkpoint: Checkpoint | None, line_step: int
+        self,
+        worker: int,
+        checkpoint: Checkpoint | None,
+        line_step: int,
+        request: JoinRequest | None = None,
     ) -> list[Effect]:
-        """Notes the last checkpoint that a worker wrote, or resumed from, by its own report."""
+        """Notes the last checkpoint that a worker wrote, or resumed from, by its own report.
+
+        Args:
+            worker: that worker.
+            checkpoint: what it reports.
+            line_step: the line's.
+            request: the worker's Join, if it may be asked to load the checkpoint.
+        """
         # A step beyond the line's can only be made up. Taken over, it would hide every later
         # checkpoint.
         if checkpoint is None or not self.step < checkpoint.step <= line_step:
             return []
         # Rising steps only, so a report that comes late changes nothing.
         self.step, self.folder = checkpoint.step, checkpoint.folder
+        if checkpoint.head is not None and request is not None and request.checkpoints is not None:
+            self.known.append(
+                KnownCheckpoint(
+                    checkpoint.step,
+                    checkpoint.folder,
+                    checkpoint.head,
+                    request.incarnation,
+                    request.checkpoints.keep,
+                )
+            )
         return [NoteCheckpoint(worker, checkpoint.step, checkpoint.folder)]
 
     def note_begun(self, worker: int, step: int, line_step: int) -> None:
@@ -89,8 +130,23 @@ class RunCheckpoints:
         """
         self.overdue = self.begun = 0
         self.reported = min(self.reported, line_step)
+        while self.known and self.known[-1].step > line_step:
+            self.known.pop()
         if self.step > line_step:
-            self.step, self.folder = 0, ""
+            last = self.known[-1] if self.known else None
+            self.step, self.folder = (0, "") if last is None else (last.step, last.folder)
+
+    def proved_before(
+        self, step: int, can_load: Callable[[KnownCheckpoint], bool]
+    ) -> KnownCheckpoint | None:
+        """The last checkpoint that can be loaded, and after which a step before `step` was made."""
+        good = (
+            each
+            for newer, each in enumerate(reversed(self.known))
+            # Those before the last few are removed.
+            if each.step + 1 < step and newer < each.keep and can_load(each)
+        )
+        return next(good, None)
 
     def choose_writer(self, roster: Sequence[LineMember], line_step: int) -> list[Effect]:
         """Sets `writer` to the member of a round's roster that writes if a checkpoint is due."""

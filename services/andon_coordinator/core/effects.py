@@ -20,7 +20,7 @@ from andon.protocol.run_settings import RunPlan
 from andon.protocol.scalars import Scalar
 from andon.protocol.schedules import Schedule
 from andon.protocol.slowness import Slowness
-from andon_coordinator.core.events import LeaveReason
+from andon_coordinator.core.events import Checkpoint, LeaveReason
 from andon_coordinator.core.eviction import SlowStep
 from andon_coordinator.core.run_events import RunEvent
 from andon_coordinator.core.scalar_all_reduces import ScalarAllReduceMean
@@ -195,6 +195,13 @@ class Skip:
     operator: str
     ranges: tuple[PositionRange, ...] | None = None
     """What of them, and of what was owed, it skips on a line with a quorum; None: `positions`."""
+    earlier: tuple[tuple[int, PositionRange], ...] = ()
+    """Epochs before that one and what it skips of them, if the line went back over their ends."""
+
+    @property
+    def by_epoch(self) -> tuple[tuple[int, PositionRange], ...]:
+        """Each epoch of which it skips something, and what."""
+        return (*self.earlier, (self.epoch, self.positions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,6 +456,8 @@ class SendTransfer:
     """Whether rounds run meanwhile."""
     holds_up: bool = False
     """Whether workers wait for it that could train."""
+    checkpoint: Checkpoint | None = None
+    """Where the worker reads the state from, if no other worker sends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,18 +518,25 @@ class NoteSetback:
 
 @dataclass(frozen=True, slots=True)
 class NoteWentBack:
-    """Tell people that the line goes on from an older record: nobody held its head."""
+    """Tell people that the line goes on from an older record."""
 
     step: int
     """Steps committed at that record."""
     lost: int
-    """Steps committed at the head that nobody held."""
+    """Steps committed at the head that it gives up."""
     holders: tuple[int, ...]
     """The workers that hold the older record."""
+    why: str = ""
+    """The spike for which it gives that up; empty: nobody held it."""
 
     @property
     def in_words(self) -> str:
         """One sentence of it."""
+        if self.why:
+            return (
+                f"went back to the checkpoint of step {self.step}, and left out the samples from "
+                f"there to step {self.lost + 1}: {self.why}"
+            )
         who = " and ".join(map(str, self.holders)) or "none that is still here"
         several = "workers" if len(self.holders) > 1 else "worker"
         return (

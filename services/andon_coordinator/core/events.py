@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass, field
 
 from andon.protocol.arithmetic import Arithmetic
-from andon.protocol.attestations import Attestation, MeanCheck
+from andon.protocol.attestations import Attestation, MeanCheck, NodeApart
 from andon.protocol.grains import NodeLoss
 from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.layout import Layout
@@ -52,6 +52,7 @@ __all__ = [
     "StepTimings",
     "TermSaved",
     "TimePassed",
+    "Undone",
     "WorkRequested",
     "WorkerJoined",
     "WorkerLeft",
@@ -122,6 +123,8 @@ class CheckpointPlan:
 
     every: int
     folder: str
+    keep: int = 0
+    """How many of the newest it keeps at least; 0: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,8 @@ class Checkpoint:
 
     step: int
     folder: str
+    head: Key | None = None
+    """The record that it was written at; None: an older worker does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +270,8 @@ class Ready:
     """Likewise of the averages that it holds, `DIGEST_BYTES`; empty: it does not say."""
     mean_check: MeanCheck | None = None
     """The mean that it made of all nodes by itself, if the assignment has `sums`."""
+    apart: tuple[NodeApart, ...] = ()
+    """Where two results of one node differ, as far as it has seen both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,10 +484,23 @@ class TermSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class Undone:
+    """What the steps had that a roll-back undoes."""
+
+    step: int
+    """The step that the line goes on from."""
+    samples: int
+    tokens: float
+    """As scripts logged them."""
+
+
+@dataclass(frozen=True, slots=True)
 class RecordSaved:
     """A record is durable in the journal: it may be announced."""
 
     key: Key
+    undone: Undone | None = None
+    """What does not count any more, if the record rolls the line back."""
 
 
 @dataclass(frozen=True, slots=True)

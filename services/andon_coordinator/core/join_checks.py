@@ -39,6 +39,7 @@ from andon_coordinator.core import arithmetics
 from andon_coordinator.core.effects import JoinRefusal, LineState
 from andon_coordinator.core.events import JoinRequest
 from andon_coordinator.core.same_bits import obstacle_in
+from andon_coordinator.core.spikes import SpikeAction
 from andon_coordinator.core.state import CoreState
 
 __all__ = ["adopts", "check_join", "greatest_term", "refusal_of_an_ended_run"]
@@ -91,6 +92,7 @@ def check_join(
         or _check_fragments(core, request)
         or _check_same_bits(core, request)
         or _check_plan(core, request)
+        or _check_checkpoints(core, request)
         or _check_dataset_size(core, request)
         or _check_arithmetic(core, request)
         or _check_plausible(core, request)
@@ -323,6 +325,22 @@ def _check_plan(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
                 (name, here, there),
             )
     return None
+
+
+def _check_checkpoints(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
+    """Refuses a worker that could write checkpoints, and does not, where the line needs some."""
+    # One without a folder writes none in any case: it may be on another host than the writer.
+    if core.settings.on_spike is not SpikeAction.BACK or request.checkpoints is None:
+        return None
+    if request.checkpoints.every:
+        return None
+    return _differs(
+        Reason.PLAN_DIFFERS,
+        "the line is served with --on-spike back, and the worker writes no checkpoints to which it "
+        "could go back: pass --checkpoint-every N (ANDON_CHECKPOINT_EVERY, "
+        "Line(checkpoint_every=N)), or --on-spike skip",
+        ("checkpoint_every", "0", "1 or more"),
+    )
 
 
 def _data_differs(mine: str, theirs: str, *, stream: bool) -> JoinRefusal:

@@ -33,8 +33,9 @@ So a round is in one of three phases, and what may end it differs:
               is announced. A lost worker changes nothing. Only the journal can say that the
               record was not written.
     durable   it is history. An operator can roll the line back to an earlier record, and if every
-              worker that had it is lost, the line goes back by itself (`lost_state`). Both add a
-              MARK to the chain; no record is ever removed
+              worker that had it is lost, the line goes back by itself (`lost_state`), or for a
+              spike that stays (`going_back`). All add a MARK to the chain; no record is ever
+              removed
 
 Why a round is never continued after a loss: a worker that was away may hold averages over a
 different roster than the others. With a new key its reports don't count, and its averages don't
@@ -81,8 +82,8 @@ What is computed while the window before is exchanged: `overlap`. Windows that d
 everybody: `quorum`, which decides, and `late`. How late is too late: `suspicion`. Checks without
 side effects: `agreement`, `arithmetics`, `defects`, `detectors`, `join_checks`, `verification`,
 `verdicts`. Rules: `arrivals`, `departures`, `steps`, `verifying`, `standing`, `syncing`,
-`learning`, `spares`, `suspects`, `notices`, `lost_state`, `operators`, `progress`. `status` is what
-people see.
+`learning`, `spares`, `suspects`, `notices`, `lost_state`, `going_back`, `operators`, `progress`.
+`status` is what people see.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ from andon.protocol.scalars import ScalarNames
 from andon_coordinator.core import (
     arrivals,
     departures,
+    going_back,
     late,
     learning,
     lost_state,
@@ -195,7 +197,7 @@ _OF_OTHERS: dict[type[Event], Callable[[CoreState, Any], None]] = {
     TermSaved: steps.term_saved,
     RecordSaved: steps.record_saved,
     ScalarsSaved: arrivals.scalars_saved,
-    AncestorFound: lost_state.ancestor_found,
+    AncestorFound: going_back.ancestor_found,
     FolderSearched: lost_state.folder_searched,
     JournalFailed: steps.journal_failed,
     CordPulled: operators.pull_cord,

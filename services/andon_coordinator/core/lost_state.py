@@ -124,15 +124,21 @@ def ancestor_found(core: CoreState, event: AncestorFound) -> None:
         )
 
 
-def go_back(core: CoreState, record: Record) -> None:
-    """The MARK is durable: the head moves to its parent, and every stream is closed."""
+def go_back(core: CoreState, record: Record, why: str = "") -> None:
+    """The MARK is durable: the head moves to its parent, and every stream is closed.
+
+    Args:
+        core: the state.
+        record: the parent.
+        why: the spike for which the line goes back; empty: nobody held its head.
+    """
     assert core.chain.head is not None
     syncing.close_scalar_all_reduces(core)
     core.transfers.cancel_all()
     core.snapshots.cancel_all()
     holders = tuple(member.worker for member in _holders(core, record.key))
     # Before the head moves: it names the step that is given up.
-    core.emit(NoteWentBack(record.step, core.chain.step, holders))
+    core.emit(NoteWentBack(record.step, core.chain.step, holders, why))
     core.accepts_older = False
     # A worker that was away, and has a head up to this one, is merely behind.
     core.abandoned = max(core.chain.head, core.abandoned or core.chain.head)

@@ -10,15 +10,19 @@ of the service before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from andon.protocol.records import Key
+from andon.protocol.scalars import Scalar
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
 
-__all__ = ["CostMeter", "MachineTime", "Price", "RunCost"]
+__all__ = ["TOKENS", "CostMeter", "Counted", "MachineTime", "Price", "RunCost"]
 
+TOKENS = "tokens"
+"""A script that logs by this name how many tokens it computed gets tokens for its money."""
 _GONE = (RunEventKind.LEFT, RunEventKind.LOST, RunEventKind.DROPPED)
 _HOUR_S = 3600.0
 
@@ -35,10 +39,10 @@ class Price:
         """What so many seconds cost."""
         return self.per_hour * machine_s / _HOUR_S
 
-    def samples_per_unit(self, samples: int, machine_s: float) -> float | None:
-        """How many samples one unit of the currency buys; None if nothing was spent."""
+    def per_unit(self, count: float, machine_s: float) -> float | None:
+        """How many samples, or tokens, one unit of the currency buys; None if nothing was spent."""
         cost = self.of(machine_s)
-        return samples / cost if cost > 0 else None
+        return count / cost if cost > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,10 @@ class RunCost:
     currency: str = ""
     cost: float | None = None
     samples_per_unit: float | None = None
-    """Committed samples for one unit of the currency; None as long as nothing was spent."""
+    """Committed samples for one unit of the currency, without those that were rolled back; None as
+    long as nothing was spent."""
+    tokens_per_unit: float | None = None
+    """Likewise tokens; None if the script logs none."""
 
 
 class MachineTime:
@@ -110,18 +117,31 @@ class MachineTime:
         self._ended[worker] = self._ended.get(worker, 0.0) + max(0.0, at - since)
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a run has done that counts: what was rolled back does not."""
+
+    samples: int = 0
+    """Of committed steps."""
+    tokens: float = 0.0
+    """That scripts logged, all workers together."""
+    logged: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+    """By worker, the last step at which its script logged tokens, and how many."""
+
+
 class CostMeter:
     """What the run has taken, as it goes on; pure."""
 
-    def __init__(self, time: MachineTime, samples: int, price: Price | None) -> None:
+    def __init__(self, time: MachineTime, counted: Counted, price: Price | None) -> None:
         """Goes on from what the journal has.
 
         Args:
             time: of the events in it.
-            samples: that were committed, those rolled back later included.
+            counted: what was done for that.
             price: None: nobody said.
         """
-        self._time, self._samples = time, samples
+        self._time, self._samples, self._tokens = time, counted.samples, counted.tokens
+        self._logged = dict(counted.logged)
         self.price = price
         self._pending: dict[Key, int] = {}
         """The samples of steps that are not durable yet."""
@@ -130,6 +150,8 @@ class CostMeter:
         """Takes an event of the line, and what followed; run events are among it."""
         if isinstance(event, events.RecordSaved):
             self._samples += self._pending.pop(event.key, 0)
+            if event.undone is not None:
+                self._undo(event.undone)
         elif isinstance(event, events.JournalFailed):
             self._pending.clear()
         for effect in done:
@@ -138,6 +160,10 @@ class CostMeter:
                     self._time.happened(happened)
                 case effects.SaveRecord(record, result) if result is not None:
                     self._pending[record.key] = result.samples
+                case effects.SaveScalars(worker, scalars):
+                    for each in scalars:
+                        if each.name == TOKENS:
+                            self._log(worker, each)
 
     def at(self, at_unix_s: float) -> RunCost:
         """What it is at that time."""
@@ -149,5 +175,22 @@ class CostMeter:
             self.price.per_hour,
             self.price.currency,
             self.price.of(machine_s),
-            self.price.samples_per_unit(self._samples, machine_s),
+            self.price.per_unit(self._samples, machine_s),
+            self.price.per_unit(self._tokens, machine_s) if self._tokens else None,
         )
+
+    def _log(self, worker: int, scalar: Scalar) -> None:
+        """Counts what a worker logged: once, though a worker may send it again."""
+        value = scalar.value if 0 < scalar.value < math.inf else 0.0
+        step, before = self._logged.get(worker, (-1, 0.0))
+        if scalar.step < step:
+            return
+        self._tokens += value - before if scalar.step == step else value
+        self._logged[worker] = scalar.step, value
+
+    def _undo(self, undone: events.Undone) -> None:
+        self._samples -= undone.samples
+        self._tokens -= undone.tokens
+        for worker, (step, _) in self._logged.items():
+            if step > undone.step:
+                self._logged[worker] = undone.step + 1, 0.0

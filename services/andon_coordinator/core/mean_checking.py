@@ -10,14 +10,16 @@ from collections.abc import Mapping, Sequence
 
 from andon.protocol.attestations import ElementApart, NodeOwner
 from andon.protocol.grains import Node
-from andon.protocol.halts import HaltReason, indexed
+from andon.protocol.halts import HaltReason, indexed, shown
 from andon.protocol.limits import clipped
 from andon_coordinator.core import verdicts
-from andon_coordinator.core.defects import LineDefect, place_of
+from andon_coordinator.core.defects import LineDefect
+from andon_coordinator.core.given import Given, Seen
 from andon_coordinator.core.mean_verdicts import judge_means
 from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.state import CoreState
-from andon_coordinator.core.verdicts import Given, Judgement
+from andon_coordinator.core.verdict_words import Place, names_of, place_at, where
+from andon_coordinator.core.verdicts import Judgement
 
 __all__ = [
     "Holders",
@@ -25,7 +27,6 @@ __all__ = [
     "in_averages",
     "in_means",
     "in_writing",
-    "names_of",
     "told_of_writing",
 ]
 
@@ -44,19 +45,15 @@ def in_means(core: CoreState, round_: StepRound) -> LineDefect | None:
     found = judge_means(checks, sums, _sent(round_, sums))
     if found is None:
         return None
-    block, parameter, element = _place(core, found.apart)
+    place = Place() if found.apart is None else place_at(core.layout, found.apart)
     step, who = round_.terms.step, names_of(found.witnesses)
     if found.apart is None:
         message = f"{who} can't verify the averages of step {step}: {found.why}"
     else:
-        first = (
-            f"first in {indexed(parameter, element)}"
-            if parameter
-            else "first in an unknown element"
-        )
+        first = f"first in {indexed(place.parameter, place.element) or 'an unknown element'}"
         what = (
             f"the averages of step {step} are not the mean of the sums that workers sent, {first}: "
-            f"{found.apart.came:g} came, and {who} made {found.apart.expected:g}"
+            f"{shown(found.apart.came)} came, and {who} made {shown(found.apart.expected)}"
         )
         at = _reducer(core, round_, found.apart)
         message = (
@@ -67,10 +64,10 @@ def in_means(core: CoreState, round_: StepRound) -> LineDefect | None:
     return LineDefect(
         reason=HaltReason.WRONG_ARITHMETIC,
         message=clipped(message),
-        block=block,
-        parameter=parameter,
-        element=element,
-        value="" if found.apart is None else f"{found.apart.came:g}",
+        block=place.block,
+        parameter=place.parameter,
+        element=place.element,
+        value="" if found.apart is None else shown(found.apart.came),
     )
 
 
@@ -102,28 +99,53 @@ def in_writing(round_: StepRound, given: Mapping[int, Given], holders: Holders) 
         node=round_.grains.root,
         convicted=tuple(each for each in given.values() if each.worker in differ),
         witnesses=holders[0],
+        seen=_seen(round_, holders),
     )
 
 
-def told_of_writing(round_: StepRound, found: Judgement) -> str:
+def _seen(round_: StepRound, holders: Holders) -> Seen | None:
+    """The first element of the averages in which a worker has not what came, if one says so."""
+    held = {worker: report.averages_digest for worker, report in round_.in_rank_order}
+    for worker in (worker for each in reversed(holders) for worker in each):
+        for each in round_.ready[worker].apart:
+            if each.own == held[worker]:
+                right = tuple(it for it, digest in held.items() if digest == each.other)
+                values = each.element.expected, each.element.came
+                return Seen(
+                    node=each.node, element=each.element, values=values, workers=((worker,), right)
+                )
+    return None
+
+
+def told_of_writing(core: CoreState, round_: StepRound, found: Judgement) -> str:
     """The same, as people read it."""
     who, others = names_of([each.worker for each in found.convicted]), names_of(found.witnesses)
     return (
         f"{who} changed the averages of step {round_.terms.step}: the right ones came, and what "
-        f"its optimizer would read is not what {others} have"
+        f"its optimizer would read is not what {others} have{where(core.layout, found)[1]}"
     )
 
 
-def in_averages(round_: StepRound, holders: Holders) -> LineDefect | None:
+def in_averages(core: CoreState, round_: StepRound, holders: Holders) -> LineDefect | None:
     """Averages of which workers hold different ones, and nobody can say why."""
     if not holders:
         return None
+    seen = _seen(round_, holders)
+    place, first = Place(), ""
+    if seen is not None:
+        place = place_at(core.layout, seen.element)
+        one, other = map(shown, seen.values)
+        first = f" (first in {place}: {one} with {names_of(seen.workers[0])}, and {other} came)"
     others = " and ".join(map(names_of, holders[1:]))
     return LineDefect(
         reason=HaltReason.WRONG_ARITHMETIC,
         message=f"the averages of step {round_.terms.step} that {others} got are not those of "
-        f"{names_of(holders[0])}: a reducer, a network card or a memory is at fault, and nobody "
-        "can say which",
+        f"{names_of(holders[0])}{first}: a reducer, a network card or a memory is at fault, and "
+        "nobody can say which",
+        block=place.block,
+        parameter=place.parameter,
+        element=place.element,
+        value="" if seen is None else shown(seen.values[0]),
     )
 
 
@@ -137,25 +159,9 @@ def _sent(round_: StepRound, sums: Sequence[NodeOwner]) -> dict[Node, bytes]:
     }
 
 
-def _place(core: CoreState, apart: ElementApart | None) -> tuple[int | None, str, tuple[int, ...]]:
-    """The block, the parameter and the index of an element; nothing of it if it is no element."""
-    if apart is None:
-        return None, "", ()
-    parameter, element = place_of(core.layout, apart.block, apart.element)
-    return (apart.block if parameter else None), parameter, element
-
-
 def _reducer(core: CoreState, round_: StepRound, apart: ElementApart) -> str:
     """The reducer that averaged an element in a round, as people know it."""
     blocks = core.layout.blocks[: apart.block] if core.layout else ()
     at = sum(block.elements for block in blocks) + apart.element
     address = next((it.address for it in round_.terms.reducers if it.start <= at < it.stop), "")
     return f"the reducer at {address}" if address else "the service's own reducer"
-
-
-def names_of(workers: Sequence[int]) -> str:
-    """Some workers, as people read it: `workers 0, 1 and 2`."""
-    if not workers:
-        return "nobody"
-    *others, last = map(str, workers)
-    return f"workers {', '.join(others)} and {last}" if others else f"worker {last}"

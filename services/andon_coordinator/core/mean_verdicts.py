@@ -32,7 +32,10 @@ class MeanJudgement:
 
 
 def sums_of(
-    shares: Sequence[Collection[PositionRange]], verifies: Sequence[Sequence[int]], count: int
+    shares: Sequence[Collection[PositionRange]],
+    verifies: Sequence[Sequence[int]],
+    count: int,
+    disputed: Collection[Node] = (),
 ) -> tuple[NodeOwner, ...]:
     """All maximal nodes of all shares, in rising order.
 
@@ -40,6 +43,8 @@ def sums_of(
         shares: each rank's own grains.
         verifies: the grains that each rank verifies.
         count: the batch's grains.
+        disputed: nodes of which there are two results. Those that have a grain of one are relayed
+            in any case: so whoever has made another one sees in which element they differ.
     """
     owners = {node: rank for rank, share in enumerate(shares) for node in cover(share, count)}
     made = [{*cover([PositionRange(at, at + 1) for at in each], count)} for each in verifies]
@@ -47,7 +52,8 @@ def sums_of(
         NodeOwner(
             node=node,
             rank=owner,
-            relayed=any(node not in each for rank, each in enumerate(made) if rank != owner),
+            relayed=any(node not in each for rank, each in enumerate(made) if rank != owner)
+            or any(node.first < each.stop and each.first < node.stop for each in disputed),
         )
         for node, owner in sorted(owners.items())
     )

@@ -17,6 +17,7 @@ from andon_coordinator.core import (
     dealing,
     departures,
     evicting,
+    going_back,
     late,
     learning,
     lost_state,
@@ -64,7 +65,7 @@ def go_on(core: CoreState) -> None:
             _wait_or_halt(core)  # No worker has left with the run's weights yet.
     else:
         late.look(core)
-        if core.round is None and core.keys.saved:
+        if core.round is None and core.keys.saved and core.going_back is None:
             _go_on_training(core)
 
 
@@ -75,6 +76,9 @@ def _go_on_training(core: CoreState) -> None:
         _wait(core)
     elif core.chain.head is None or _may_bootstrap_again(core):
         _bootstrap(core)
+    elif going_back.restores(core):
+        core.forming_since = None
+        core.enter(Trigger.TRANSFER_BEGAN)
     elif lost_state.is_lost(core):
         lost_state.go_on_without_head(core)
     elif not core.members.any_in_grace:

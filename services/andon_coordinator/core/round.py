@@ -331,6 +331,8 @@ class PendingRecord:
     """The requests for the step after it that came with the round's reports, by stream."""
     back_to: Record | None = None
     """The older record that the line goes back to once the MARK is durable; see `lost_state`."""
+    why_back: str = ""
+    """The spike for which it goes back; empty: nobody holds the head."""
     answer: SaveAnswer | None = None
     """The answer to a halt that this record carries out; saved once the record is durable."""
     resume: Callable[[int], Effect] | None = None

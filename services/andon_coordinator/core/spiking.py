@@ -1,7 +1,7 @@
 """Spiking: carries out what `spikes` decides about a spike in a complete round.
 
 LIMIT lets the round become a record, whose StepCommitted says by how much every worker scales the
-averaged gradient. SKIP and DROP void it: nobody's weights moved.
+averaged gradient. SKIP, BACK and DROP void it: nobody's weights moved.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from andon.protocol.capabilities import LIMITS
 from andon.protocol.halts import HaltReason, describe_value
-from andon_coordinator.core import departures, operators
+from andon_coordinator.core import departures, going_back, operators
 from andon_coordinator.core.comparison import Comparison, Finding, Reading, describe
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import SaveSpike
@@ -26,15 +26,18 @@ def judge(core: CoreState, round_: StepRound) -> LineDefect | None:
     """The spike in a complete round for which the line must halt; None: there is none.
 
     What else is to be done about a spike is done. After LIMIT the round has a scale below 1, and
-    becomes a record; after SKIP and DROP it is void.
+    becomes a record; after SKIP, BACK and DROP it is void.
     """
     defect, lasts = _found(core, round_)
     if defect is None or core.spikes.policy is SpikeAction.HALT:
         return defect
+    spike = _spike_of(core, round_, defect, lasts=lasts)
+    checkpoint = going_back.checkpoint_before(core, core.spikes.began(spike))
     decision = core.spikes.decide(
-        _spike_of(core, round_, defect, lasts=lasts),
+        spike,
         can_limit=_can_limit(core, round_),
         can_drop=core.members.in_sync_count(core.chain.head) - 1 >= core.needed,
+        can_back=checkpoint is not None,
     )
     if decision.action is SpikeAction.HALT:
         return replace(defect, message=decision.what)
@@ -46,6 +49,10 @@ def judge(core: CoreState, round_: StepRound) -> LineDefect | None:
         case SpikeAction.SKIP:
             core.void_at_once(why)
             operators.skip_by_itself(core, round_, why)
+        case SpikeAction.BACK:
+            assert checkpoint is not None
+            core.void_at_once(why)
+            going_back.begin(core, round_, checkpoint, defect, why)
         case SpikeAction.DROP:
             core.void_at_once(why)
             core.comparison.forget(decision.worker or 0)

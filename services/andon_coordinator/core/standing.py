@@ -48,9 +48,8 @@ def take(core: CoreState, pending: PendingRecord, able: Iterable[LineMember]) ->
         # By its stream: a worker that joined again since then knows nothing of its request.
         request = pending.standing.get(member.stream or 0)
         if request is not None:
-            core.emit(
-                *core.checkpoints.note_written(member.worker, request.checkpoint, core.chain.step)
-            )
+            written, step = request.checkpoint, core.chain.step
+            core.emit(*core.checkpoints.note_written(member.worker, written, step, member.request))
             core.checkpoints.note_begun(member.worker, request.checkpoint_begun, core.chain.step)
             member.ring_address = request.ring_address
             standing.add(member.worker)

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.layout import Layout
-from andon.protocol.records import Cursor, Key, Record, RecordKind
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.scalars import ScalarNames
 from andon_coordinator.core.arithmetics import Arithmetics
 from andon_coordinator.core.chain import Chain, Keys
-from andon_coordinator.core.checkpoints import RunCheckpoints
+from andon_coordinator.core.checkpoints import KnownCheckpoint, RunCheckpoints
 from andon_coordinator.core.comparison import Comparison
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.detectors import Detectors
@@ -53,7 +53,7 @@ from andon_coordinator.core.suspicion import Delays, durations_of_rounds
 from andon_coordinator.core.transfers import StateTransfer, StateTransfers
 from andon_coordinator.core.verification import VerifiedTotals
 
-__all__ = ["TRANSITIONS", "CoreState", "Trigger", "next_state"]
+__all__ = ["TRANSITIONS", "CoreState", "GoingBack", "Trigger", "next_state"]
 
 _LONGEST_PAUSE_S = 5.0
 """The longest back-off between two attempts."""
@@ -108,6 +108,21 @@ def next_state(state: LineState, trigger: Trigger) -> LineState:
     """The state that `trigger` leads to from `state`."""
     assert (state, trigger) in TRANSITIONS, f"{trigger.name} can't happen in {state.name}"
     return TRANSITIONS[state, trigger]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoingBack:
+    """The line is to go back to a checkpoint for a spike; see `going_back`."""
+
+    defect: LineDefect
+    """The spike."""
+    why: str
+    """What was decided about it; in words."""
+    checkpoint: KnownCheckpoint
+    head: Key
+    """The line's head."""
+    batch: PositionRange
+    """The batch of the round that had the spike."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -215,6 +230,8 @@ class CoreState:
     """The greatest key that a roll-back may have removed from the history."""
     accepts_older: bool = False
     """Whether a person answered lost state by RETRY: any record of the history will do then."""
+    going_back: GoingBack | None = None
+    """What the line goes back for, until the journal has found the checkpoint's record."""
     sought: tuple[Key, ...] = ()
     """The heads among which the journal looks for a record of the history; empty: it does not."""
     last_wait: tuple[Key | None, str] = (None, "")
@@ -452,6 +469,7 @@ class CoreState:
             return
         # First: no report counts for it any more, and its key and positions go into the evidence.
         round_ = self._drop_round()
+        self.going_back = None
         key = round_.key if round_ is not None else None
         step = self.chain.step + 1
         if journal and self.pending_record is not None:

@@ -75,7 +75,8 @@ def work_requested(core: CoreState, member: LineMember, event: WorkRequested) ->
     # Also if the request is ignored below: it says that the script waits, so that its state may be
     # replaced (rule 10).
     member.accepts_state = not event.leaves_epoch
-    core.emit(*core.checkpoints.note_written(member.worker, event.checkpoint, chain.step))
+    written, request = event.checkpoint, member.request
+    core.emit(*core.checkpoints.note_written(member.worker, written, chain.step, request))
     core.checkpoints.note_begun(member.worker, event.checkpoint_begun, chain.step)
     if event.head is None:
         return
@@ -436,7 +437,8 @@ def record_saved(core: CoreState, event: RecordSaved) -> None:
     record = pending.record
     core.stop_reason = pending.stop_reason
     if pending.back_to is not None:
-        lost_state.go_back(core, pending.back_to)  # Every stream is closed: nobody hears the rest.
+        # Every stream is closed: nobody hears the rest.
+        lost_state.go_back(core, pending.back_to, pending.why_back)
     # The order of the rest matters. A worker can apply the record only while its own head is the
     # parent, so `able` is taken before `announce` changes heads. Scalar all-reduces are closed
     # before the head moves, because their answers name the old head.
@@ -447,10 +449,10 @@ def record_saved(core: CoreState, event: RecordSaved) -> None:
     core.chain.append(record, pending.result)
     core.pacing.committed(pending.pacing, core.now - pending.given_at)
     verifying.committed(core, pending.proved)
+    core.comparison = pending.comparison or core.comparison
     if pending.result is not None:
         _log_noise(core, record)
         core.detectors.committed(pending.result)
-        core.comparison = pending.comparison or core.comparison
         core.last_roster, core.departed = record.roster, pending.departed
     late.recorded(core, record)
     # The counts are of the step after the head, so they change together with it.
@@ -510,7 +512,7 @@ def term_saved(core: CoreState, event: TermSaved) -> None:
 
 def journal_failed(core: CoreState, event: JournalFailed) -> None:
     """The journal can't be written: the line halts, because nothing commits unrecorded."""
-    halt, core.sought = core.halt, ()
+    halt, core.sought, core.going_back = core.halt, (), None
     if halt is not None and halt.reason is HaltReason.JOURNAL and core.pending_record is None:
         return  # It is halted for this already.
     core.stop_line(

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import math
 
+from andon.protocol.halts import HaltReason
 from andon.protocol.records import Key
 from andon_coordinator.core import departures, late, spares
 from andon_coordinator.core.agreement import divergence
+from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import (
     NoteCaughtUp,
     SaveSteered,
@@ -135,6 +137,9 @@ def state_reported(core: CoreState, member: LineMember, event: StateReported) ->
         return  # The donor sent everything. What counts is what the joiner holds.
     # Before either end is released, which would cancel it once more.
     core.transfers.end(transfer)
+    if event.failure and transfer.donor == transfer.joiner:
+        core.stop_line(_not_loaded(core, transfer.joiner, event.failure))
+        return
     if not event.failure and event.head == transfer.head:
         joiner.head = transfer.head
         joiner.step = core.chain.step
@@ -143,7 +148,8 @@ def state_reported(core: CoreState, member: LineMember, event: StateReported) ->
         # The donor gave the digest of what it sent, so it proves nothing of the weights. Those are
         # compared with everybody's in the next round, before its gradients may move anything.
         core.note_uncompared(joiner.worker)
-        core.note_source(joiner, transfer.donor)
+        if transfer.donor != transfer.joiner:
+            core.note_source(joiner, transfer.donor)
         core.transfers.setbacks.pop(joiner.worker, None)
         if core.last_roster:  # Before the first step everybody waits for everybody.
             took_s = core.now - transfer.began_at
@@ -153,6 +159,18 @@ def state_reported(core: CoreState, member: LineMember, event: StateReported) ->
     core.note_setback(transfer, joiner, event.failure or "it reported another head")
     if event.failure:
         departures.release(core, transfer.donor if member is joiner else transfer.joiner)
+
+
+def _not_loaded(core: CoreState, worker: int, why: str) -> LineDefect:
+    """A checkpoint to which the line went back is damaged, or is not there any more."""
+    run = core.settings.run_id
+    return LineDefect(
+        reason=HaltReason.STATE_LOST,
+        message=f"the line went back to step {core.chain.step}, and worker {worker} could not load "
+        f"its checkpoint: {why}. `andon resume` lets it try again; or end the run and call `andon "
+        f"run --resume {run} --resume-step STEP` with an earlier one",
+        worker=worker,
+    )
 
 
 def _send_missed_mark(core: CoreState, joiner: LineMember) -> None:

@@ -19,7 +19,10 @@ _LONGEST_PAUSE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class StateTransfer:
-    """State of `head` moves from worker `donor` to worker `joiner`."""
+    """State of `head` moves from worker `donor` to worker `joiner`.
+
+    They are the same one if it reads the state from a checkpoint.
+    """
 
     id: int
     head: Key
@@ -141,7 +144,8 @@ class StateTransfers:
     def end(self, transfer: StateTransfer) -> None:
         """Ends one."""
         del self._active[transfer.id]
-        del self._of_worker[transfer.donor], self._of_worker[transfer.joiner]
+        for worker in {transfer.donor, transfer.joiner}:
+            del self._of_worker[worker]
 
     def cancel(self, worker: int) -> StateTransfer | None:
         """Ends and returns the transfer that a lost worker took part in, if there is one."""

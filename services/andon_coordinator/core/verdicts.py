@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from andon.protocol.arithmetic import Arithmetic
-from andon.protocol.attestations import COMPONENT_BYTES, SAMPLE_BYTES, Attestation
+from andon.protocol.attestations import COMPONENT_BYTES, SAMPLE_BYTES
 from andon.protocol.grains import Node, cover
 from andon.protocol.records import PositionRange
+from andon_coordinator.core.given import Given, Seen, disputes_of, first_seen, leaves_first
 
 __all__ = [
-    "Given",
     "Inquest",
     "Judgement",
     "compared",
@@ -33,42 +33,6 @@ _MOST_ITEM_BYTES = 2**20
 """Hashes of components in one report; a quarter of what a message may have."""
 _MOST_GRAINS = 64
 """Disputed grains that are computed again if they are not itemised."""
-
-
-@dataclass(slots=True)
-class Given:
-    """What one process attested to of one step, in all of its attempts."""
-
-    worker: int
-    incarnation: int
-    arithmetic: Arithmetic
-    source: int | None = None
-    """The worker that it got its weights from, if nobody else compared them since."""
-    digests: dict[Node, list[bytes]] = field(default_factory=dict)
-    """Different ones of each node, in the order in which they came."""
-    samples: dict[Node, list[bytes]] = field(default_factory=dict)
-    components: dict[bytes, bytes] = field(default_factory=dict)
-    """The hashes of the components, by their digest."""
-
-    def add(self, attested: Iterable[Attestation]) -> None:
-        """Takes one more report."""
-        for each in attested:
-            _note(self.digests, each.node, each.digest)
-            if each.samples:
-                _note(self.samples, each.node, each.samples)
-            if each.components:
-                self.components[each.digest] = each.components
-
-    @property
-    def wavers(self) -> bool:
-        """Whether it gave two digests of one node."""
-        return any(len(given) > 1 for given in self.digests.values())
-
-
-def _note(known: dict[Node, list[bytes]], node: Node, value: bytes) -> None:
-    given = known.setdefault(node, [])
-    if value not in given:
-        given.append(value)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,6 +69,8 @@ class Judgement:
     """The layout's first component that differs, counted over all blocks; None: unknown."""
     digest: bytes = b""
     """What the first of them gave."""
+    seen: Seen | None = None
+    """The first element that differs; None: nobody has seen it."""
 
 
 # --------------------------------------------------------------------- what is compared
@@ -290,6 +256,7 @@ def judge(inquest: Inquest) -> Judgement:
         why=first.why,
         apart=first.apart,
         digest=first.digest,
+        seen=first.seen,
     )
 
 
@@ -301,7 +268,7 @@ def _judge(members: Sequence[Given], nodes: Sequence[Node], grains: Sequence[int
     ]
     # A sum that not all of them have made proves nothing against anybody.
     shared = set.intersection(*(set(each.digests) for each in steady)) if steady else set()
-    proof = sorted(shared, key=_leaves_first)
+    proof = sorted(shared, key=leaves_first)
     results: dict[tuple[bytes, ...], list[Given]] = defaultdict(list)
     for each in steady:
         results[tuple(each.digests[node][0] for node in proof)].append(each)
@@ -330,11 +297,8 @@ def _judge(members: Sequence[Given], nodes: Sequence[Node], grains: Sequence[int
         differ=_differing(members),
         apart=_apart((digest, true[node]), members),
         digest=digest,
+        seen=first_seen(members, disputes_of(accused, witnesses), node),
     )
-
-
-def _leaves_first(node: Node) -> tuple[int, Node]:
-    return len(node), node
 
 
 def _independent(witnesses: Iterable[Given], accused: Given) -> list[Given]:
@@ -350,7 +314,7 @@ def _against(each: Given, true: Mapping[Node, bytes]) -> list[tuple[Node, bytes]
         for digest in each.digests.get(node, ())
         if digest != true[node]
     ]
-    return sorted(wrong, key=lambda it: (it[1] not in each.components, _leaves_first(it[0])))
+    return sorted(wrong, key=lambda it: (it[1] not in each.components, leaves_first(it[0])))
 
 
 def _differing(members: Collection[Given]) -> tuple[int, ...]:
@@ -368,10 +332,11 @@ def _sides(members: Iterable[Given], node: Node) -> tuple[tuple[int, ...], ...]:
 
 
 def _nobody(members: Sequence[Given], nodes: Sequence[Node], why: str) -> Judgement:
-    node = min(nodes, key=_leaves_first)
+    node = min(nodes, key=leaves_first)
     given = [digest for each in members for digest in each.digests.get(node, ())]
     itemised = {digest for each in members for digest in each.components} & set(given)
     told = sorted(itemised) if len(itemised) > 1 else given
+    disputes = [it for one in members for it in disputes_of(one, members)]
     return Judgement(
         node=node,
         convicted=(),
@@ -379,6 +344,7 @@ def _nobody(members: Sequence[Given], nodes: Sequence[Node], why: str) -> Judgem
         differ=_differing(members),
         why=why,
         apart=_apart(told[:2], members),
+        seen=first_seen(members, disputes, node),
     )
 
 

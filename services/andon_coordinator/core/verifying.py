@@ -19,28 +19,28 @@ committed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from andon.protocol.arithmetic import Arithmetic, is_one
+from andon.protocol.arithmetic import is_one
 from andon.protocol.attestations import COMPONENT_BYTES
 from andon.protocol.capabilities import VERIFIES
 from andon.protocol.encoding import Encoding
-from andon.protocol.grains import Grains
-from andon.protocol.halts import HaltReason
+from andon.protocol.grains import Grains, Node
+from andon.protocol.halts import HaltReason, shown
 from andon.protocol.limits import clipped
 from andon.protocol.shards import Ranges
 from andon_coordinator.core import departures, mean_checking, verdicts
 from andon_coordinator.core.defects import LineDefect
-from andon_coordinator.core.effects import NoteDifference, NoteUnverified, SaveVerdict
+from andon_coordinator.core.effects import NoteDifference, NoteUnverified
 from andon_coordinator.core.events import Ready
-from andon_coordinator.core.mean_checking import names_of
+from andon_coordinator.core.given import Given
 from andon_coordinator.core.mean_verdicts import sums_of
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.state import CoreState
-from andon_coordinator.core.verdicts import Given, Inquest, Judgement
+from andon_coordinator.core.verdict_words import names_of, sides_of, verdict_of, where
+from andon_coordinator.core.verdicts import Inquest, Judgement
 from andon_coordinator.core.verification import (
     Proved,
     RoundChecks,
@@ -69,7 +69,8 @@ def checks_of(
         return None
     if attempts.inquest is not None:
         inquest = _of_inquest(roster, attempts.inquest)
-        return _with_sums(core, inquest, list(map(grains.of, shares)), grains.count)
+        disputed = [node for nodes in attempts.inquest.nodes.values() for node in nodes]
+        return _with_sums(core, inquest, list(map(grains.of, shares)), grains.count, disputed)
     step = core.chain.step + 1
     attempts.verified = attempts.verified or is_drawn(settings.key, step, settings.fraction)
     newcomers = {rank for rank, each in enumerate(roster) if each.worker in core.unattested}
@@ -93,14 +94,18 @@ def checks_of(
 
 
 def _with_sums(
-    core: CoreState, checks: RoundChecks, parts: Sequence[Ranges], count: int
+    core: CoreState,
+    checks: RoundChecks,
+    parts: Sequence[Ranges],
+    count: int,
+    disputed: Sequence[Node] = (),
 ) -> RoundChecks:
     """Adds the nodes of which each worker makes the mean, if all can, and it has one value."""
     policy = core.settings.policy
     exact = (policy.answer_encoding or policy.encoding) is Encoding.FLOAT32
     if not exact or not all(checks.attests):
         return checks
-    return replace(checks, sums=sums_of(parts, checks.verifies, count))
+    return replace(checks, sums=sums_of(parts, checks.verifies, count, disputed))
 
 
 def _of_inquest(roster: Sequence[LineMember], inquest: Inquest) -> RoundChecks:
@@ -167,12 +172,12 @@ def settles(core: CoreState, round_: StepRound) -> bool:
         wrong = None if defect is not None else mean_checking.in_writing(round_, given, holders)
         if wrong is not None:
             core.attempts.inquest = None
-            _convict(core, round_, wrong, mean_checking.told_of_writing(round_, wrong), given)
+            _convict(core, round_, wrong, mean_checking.told_of_writing(core, round_, wrong), given)
             return True
-        defect = defect or mean_checking.in_averages(round_, holders)
+        defect = defect or mean_checking.in_averages(core, round_, holders)
     if defect is not None:
         core.attempts.inquest = None
-        core.emit(_verdict(round_, None, defect.message, given))
+        core.emit(verdict_of(round_, None, defect.message, given))
         core.stop_line(defect)
     elif inquest is not None and disputed:
         core.attempts.inquest = None
@@ -195,7 +200,7 @@ def _take(core: CoreState, round_: StepRound, given: dict[int, Given]) -> None:
             process = member.request.incarnation
             one = given.setdefault(process, Given(worker, process, member.arithmetic))
             one.worker, one.source = worker, member.weights_from
-            one.add(report.attested)
+            one.add(report.attested, report.apart)
 
 
 def _open_inquest(core: CoreState, round_: StepRound, given: dict[int, Given]) -> None:
@@ -231,18 +236,18 @@ def _of_samples(round_: StepRound, given: Mapping[int, Given]) -> LineDefect | N
 def _judge(core: CoreState, round_: StepRound, inquest: Inquest) -> None:
     """Halts the line, or drops whom the inquest convicts; the verdict is saved first."""
     found = verdicts.judge(inquest)
-    block, parameter = _place(core, found.apart)
-    where = f", first in {parameter} (block {block})" if parameter else ""
+    place, first_in = where(core.layout, found)
     what = f"{found.node} of step {round_.terms.step}"
     if not found.convicted:
-        message = f"{_sides(found)} computed different results of {what}{where}; {found.why}"
-        core.emit(_verdict(round_, None, message, inquest.given))
+        message = f"{sides_of(found)} computed different results of {what}{first_in}; {found.why}"
+        core.emit(verdict_of(round_, None, message, inquest.given))
         core.stop_line(
             LineDefect(
                 reason=HaltReason.WRONG_ARITHMETIC,
                 message=clipped(message),
-                block=block,
-                parameter=parameter,
+                block=place.block,
+                parameter=place.parameter,
+                element=place.element,
             )
         )
         return
@@ -250,9 +255,8 @@ def _judge(core: CoreState, round_: StepRound, inquest: Inquest) -> None:
     # Its place may have another process by now, which did nothing wrong.
     here = core.members.of_incarnation(first.incarnation) is not None
     who = f"{'' if here else 'a former process of '}worker {first.worker}"
-    message = (
-        f"{who} computed {what} wrong: {names_of(found.witnesses)} agree on another result{where}"
-    )
+    others = names_of(found.witnesses)
+    message = f"{who} computed {what} wrong: {others} agree on another result{first_in}"
     _convict(core, round_, found, message, inquest.given)
 
 
@@ -262,10 +266,10 @@ def _convict(
     """Halts the line, or drops them; the verdict is saved first."""
     first = found.convicted[0]
     here = core.members.of_incarnation(first.incarnation) is not None
-    block, parameter = _place(core, found.apart)
+    place, _ = where(core.layout, found)
     for each in found.convicted:
         text = message if each is first else f"as worker {first.worker}, in the same inquest"
-        core.emit(_verdict(round_, each, text, given))
+        core.emit(verdict_of(round_, each, text, given))
     core.verified.convicted += [each.worker for each in found.convicted]
     if _may_drop(core, found):
         _drop(core, found, message)
@@ -275,20 +279,12 @@ def _convict(
             reason=HaltReason.WRONG_ARITHMETIC,
             message=clipped(message),
             worker=first.worker if here else None,
-            block=block,
-            parameter=parameter,
-            value=found.digest.hex(),
+            block=place.block,
+            parameter=place.parameter,
+            element=place.element,
+            value=found.digest.hex() if found.seen is None else shown(found.seen.values[0]),
         )
     )
-
-
-def _sides(found: Judgement) -> str:
-    """Who stands against whom; a worker may have given several results."""
-    wavering = {w for side in found.sides for w in side if sum(w in s for s in found.sides) > 1}
-    firm = [tuple(w for w in side if w not in wavering) for side in found.sides]
-    parts = [names_of(side) for side in firm if side]
-    parts += [f"worker {worker}, which gave several," for worker in sorted(wavering)]
-    return " against ".join(parts)
 
 
 def _may_drop(core: CoreState, found: Judgement) -> bool:
@@ -305,43 +301,6 @@ def _drop(core: CoreState, found: Judgement, why: str) -> None:
         member = core.members.of_incarnation(each.incarnation)
         if member is not None:  # Else another process has its place.
             departures.drop(core, member, f"it computes wrong: {why}", f"dropped: {why}")
-
-
-def _place(core: CoreState, component: int | None) -> tuple[int | None, str]:
-    """Block and name of one of the layout's components."""
-    names = [
-        (index, each.name)
-        for index, block in enumerate(core.layout.blocks if core.layout else ())
-        for each in block.components
-    ]
-    return (None, "") if component is None or component >= len(names) else names[component]
-
-
-def _verdict(
-    round_: StepRound, convicted: Given | None, text: str, given: Mapping[int, Given]
-) -> SaveVerdict:
-    """A verdict with all digests that were given; those of an arithmetic under its number."""
-    numbers: dict[Arithmetic, int] = {}
-    evidence = [
-        {
-            "worker": each.worker,
-            "incarnation": f"{each.incarnation:016x}",
-            "arithmetic": numbers.setdefault(each.arithmetic, len(numbers)),
-            "weights_from": each.source,
-            "digests": {
-                f"{node.first}+{len(node)}": [digest.hex() for digest in digests]
-                for node, digests in sorted(each.digests.items())
-            },
-        }
-        for each in given.values()
-    ]
-    return SaveVerdict(
-        step=round_.terms.step,
-        key=round_.key,
-        worker=None if convicted is None else convicted.worker,
-        text=clipped(text),
-        evidence=json.dumps(evidence, separators=(",", ":")),
-    )
 
 
 # ------------------------------------------------------------------------------ commits

@@ -64,7 +64,7 @@ class Announcer:
             # The serial of the session token that the worker gets: see `JoinAnswers.accepted`.
             self._sessions[effect.worker] = Session(effect.worker, (term, effect.stream))
             self._worker_of[effect.stream] = effect.worker
-        elif isinstance(effect, effects.SendTransfer):
+        elif isinstance(effect, effects.SendTransfer) and effect.checkpoint is None:
             # The receiver is told first; what is for the sender would say the same again.
             if effect.role is effects.TransferRole.RECEIVE:
                 joiner = self._sessions[self._worker_of[effect.stream]]

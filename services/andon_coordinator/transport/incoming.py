@@ -21,6 +21,7 @@ from andon.protocol.limits import (
     MAX_COMPONENTS,
     MAX_DIMENSIONS,
     MAX_GIVEN_BYTES,
+    MAX_NODES_APART,
     MAX_NUMBERS,
     MAX_PACING_BYTES,
     MAX_SCALARS,
@@ -181,14 +182,15 @@ def _checkpoint_plan(join: pb.Join) -> events.CheckpointPlan | None:
     if not join.HasField("checkpoints"):
         return None
     plan = join.checkpoints
-    return events.CheckpointPlan(_count("every", plan.every), clipped(plan.folder))
+    return events.CheckpointPlan(_count("every", plan.every), clipped(plan.folder), plan.keep)
 
 
 def _checkpoint(message: pb.RequestWork | pb.Leave) -> events.Checkpoint | None:
     if not message.HasField("checkpoint"):
         return None
     last = message.checkpoint
-    return events.Checkpoint(_count("checkpoint", last.step), clipped(last.folder))
+    head = conversion.optional_key_from_proto(last.head)
+    return events.Checkpoint(_count("checkpoint", last.step), clipped(last.folder), head)
 
 
 def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
@@ -198,6 +200,7 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
     if len(ready.averages_digest) not in (0, DIGEST_BYTES):
         raise ValueError(f"{len(ready.averages_digest)} bytes are no digest of averages")
     require_at_most(len(ready.mean_check.relayed), MAX_NUMBERS, "relayed sums")
+    require_at_most(len(ready.apart), MAX_NODES_APART, "nodes with two results")
     timings = ready.timings
     digest, digest_head = _digest(ready.digest)
     return events.WorkerReady(
@@ -238,6 +241,7 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
             mean_check=conversion.mean_check_from_proto(ready.mean_check)
             if ready.HasField("mean_check")
             else None,
+            apart=conversion.nodes_apart_from_proto(ready.apart),
         ),
     )
 

@@ -359,10 +359,13 @@ class Journal:
                 self._store.begin_term(effect.term)
                 return events.TermSaved(effect.term)
             case effects.SaveRecord():
+                record = effect.record
+                # Before it is saved, which forgets what scripts logged in the steps after it.
+                undone = self._store.undone_by(record) if effect.rolls_back else None
                 if self._store.save_record(effect):
-                    parent, step = effect.record.parent, effect.record.step
-                    log.error(LogEvent("journal_has_gap", step=step, missing=str(parent)))
-                return events.RecordSaved(effect.record.key)
+                    missing = str(record.parent)
+                    log.error(LogEvent("journal_has_gap", step=record.step, missing=missing))
+                return events.RecordSaved(record.key, undone)
             case effects.SaveScalars():
                 self._store.save_scalars(effect)
                 return events.ScalarsSaved(effect.stream, effect.sequence)

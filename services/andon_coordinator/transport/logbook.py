@@ -17,7 +17,7 @@ from typing import Any
 from andon.protocol.halts import HaltAnswer
 from andon.protocol.slowness import CodeLine, ProcessFacts, Slowness, SlowPhase, ThreadStack
 from andon_coordinator.core.effects import SaveEviction, SaveScalars, SaveSteered
-from andon_coordinator.core.machine_time import MachineTime, Price
+from andon_coordinator.core.machine_time import TOKENS, MachineTime, Price
 from andon_coordinator.core.run_events import AGAIN, RunEvent, RunEventKind
 from andon_coordinator.transport.rows import DROPPED, LAST_RECORD, LOST, has_table
 from andon_coordinator.transport.schema import compact_json, evidence_of, u64_of, u64_text
@@ -26,6 +26,7 @@ __all__ = [
     "LoggedScalar",
     "evicted",
     "forget_scalars_after",
+    "logged",
     "machine_time",
     "next_event_id",
     "notices",
@@ -41,6 +42,7 @@ __all__ = [
     "scalar_names",
     "scalars",
     "slownesses",
+    "tokens",
 ]
 
 _NAMES = """
@@ -102,6 +104,24 @@ def save_scalars(database: sqlite3.Connection, effect: SaveScalars, at_unix_s: f
 def forget_scalars_after(database: sqlite3.Connection, step: int) -> None:
     """Removes the scalars of steps that were rolled back: a curve is of the line's own history."""
     database.execute("DELETE FROM scalars WHERE step > ?", (step,))
+
+
+def tokens(database: sqlite3.Connection, after: int = -1) -> float:
+    """How many tokens scripts logged in the steps after one, all workers together."""
+    found = database.execute(
+        "SELECT coalesce(sum(value), 0.0) FROM scalars WHERE name = ? AND step > ? AND value > 0 "
+        "AND value < 9e999",
+        (TOKENS, after),
+    ).fetchone()
+    return float(found[0])
+
+
+def logged(database: sqlite3.Connection) -> dict[int, tuple[int, float]]:
+    """By worker, the last step at which its script logged tokens, and how many."""
+    found = database.execute(
+        "SELECT worker, max(step), value FROM scalars WHERE name = ? GROUP BY worker", (TOKENS,)
+    )
+    return {worker: (step, value or 0.0) for worker, step, value in found}
 
 
 def save_run_event(database: sqlite3.Connection, event: RunEvent) -> None:

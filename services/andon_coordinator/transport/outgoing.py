@@ -261,6 +261,7 @@ def _rare(
 
 
 def _transfer(effect: effects.SendTransfer) -> pb.StateTransfer:
+    read = effect.checkpoint
     return pb.StateTransfer(
         transfer_id=effect.transfer_id,
         head=conversion.key_to_proto(effect.head),
@@ -270,6 +271,11 @@ def _transfer(effect: effects.SendTransfer) -> pb.StateTransfer:
         step=effect.step,
         cursor=conversion.cursor_to_proto(effect.cursor),
         beside_training=effect.beside_training,
+        checkpoint=None
+        if read is None
+        else pb.Checkpoint(
+            step=read.step, folder=read.folder, head=conversion.key_to_proto(read.head)
+        ),
     )
 
 

@@ -5,7 +5,7 @@ writes.
 
 The ledger says which record took which positions. It is not a table of its own: it is the line's
 history, from the last record back through the parents. A STEP takes its batch, a MARK what it
-skips; a MARK that rolls the line back takes nothing. In a whole ledger each position is in exactly
+skips; one that rolls the line back may skip nothing. In a whole ledger each position is in exactly
 one record.
 """
 
@@ -381,6 +381,10 @@ class JournalReader:
         """What an hour of a machine costs, as people last said; None: nobody did."""
         return logbook.price(self._database)
 
+    def tokens(self) -> float:
+        """How many tokens scripts logged, all workers together; 0: they log none."""
+        return logbook.tokens(self._database) if self.scalar_names() else 0.0
+
     def slownesses(self) -> list[Slowness]:
         """Why workers were slow, in order; the journal has a few an hour."""
         return logbook.slownesses(self._database)
@@ -451,6 +455,8 @@ def faults_of(chain: Sequence[JournalEntry], epoch_size: int | None) -> list[Led
         if entry.skipped is not None:
             ranges = entry.skipped.ranges
             taken[entry.skipped.epoch] += (entry.skipped.positions,) if ranges is None else ranges
+            for epoch, positions in entry.skipped.earlier:
+                taken[epoch].append(positions)
         end = record.cursor
     taken[end.epoch] += end.owed  # They are in no record yet, and no other may be.
     for epoch in range(start.epoch, end.epoch + 1):

@@ -22,6 +22,7 @@ from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.spikes import SpikeAction, SpikeDecision
 from andon_coordinator.transport.schema import (
     compact_json,
+    earlier_of,
     key_blob,
     key_of,
     quorum_of,
@@ -120,6 +121,7 @@ def record_values(effect: SaveRecord, at_unix_s: float) -> dict[str, Any]:
             {}
             if result is None
             else {part.worker: part.late for part in result.contributions if part.late},
+            () if skipped is None else skipped.earlier,
         ),
     }
     if skipped is not None:
@@ -450,8 +452,15 @@ def skip_of(row: sqlite3.Row) -> Skip | None:
     if row["halt"] is None:
         return None
     positions = PositionRange(row["batch_start"], row["batch_stop"])
-    ranges = quorum_of(_quorum(row))[1]
-    return Skip(row["batch_epoch"], positions, u64_of(row["halt"]), row["operator"], ranges)
+    text = _quorum(row)
+    return Skip(
+        row["batch_epoch"],
+        positions,
+        u64_of(row["halt"]),
+        row["operator"],
+        quorum_of(text)[1],
+        earlier_of(text),
+    )
 
 
 def contribution_of(row: sqlite3.Row, batch_start: int) -> StepContribution:

@@ -44,6 +44,7 @@ __all__ = [
     "STEERED",
     "VERSION",
     "compact_json",
+    "earlier_of",
     "evidence_of",
     "evidence_text",
     "key_blob",
@@ -364,28 +365,34 @@ def ranges_of(text: str, base: int) -> tuple[PositionRange, ...]:
 
 
 def quorum_text(
-    owed: Ranges, skipped: Ranges | None, change_scale: float | None, late: Mapping[int, int]
+    owed: Ranges,
+    skipped: Ranges | None,
+    change_scale: float | None,
+    late: Mapping[int, int],
+    earlier: Iterable[tuple[int, PositionRange]] = (),
 ) -> str | None:
-    """What a record has only on a line with a quorum, as JSON; None if it has nothing of it.
+    """What few records have, most of it on a line with a quorum, as JSON; None: it has nothing.
 
     Args:
         owed: positions before its cursor that are in no record yet.
         skipped: what a MARK skipped, if that is not its batch.
         change_scale: what a STEP's mean change was multiplied with; None without a quorum.
         late: by worker, out of how many records it was left before.
+        earlier: what a MARK skipped of epochs before its batch's.
     """
     values = {
         "owed": [[part.start, part.stop] for part in owed] or None,
         "skipped": None if skipped is None else [[part.start, part.stop] for part in skipped],
         "scale": change_scale,
         "late": {str(worker): count for worker, count in late.items()} or None,
+        "earlier": [[epoch, part.start, part.stop] for epoch, part in earlier] or None,
     }
     given = {name: value for name, value in values.items() if value is not None}
     return compact_json(given) if given else None
 
 
 def quorum_of(text: str | None) -> tuple[Ranges, Ranges | None, float | None, dict[int, int]]:
-    """What `quorum_text` wrote; nothing for None."""
+    """What `quorum_text` wrote, but what was skipped of earlier epochs; nothing for None."""
     given = json.loads(text) if text else {}
     owed, skipped = given.get("owed", ()), given.get("skipped")
     return (
@@ -394,6 +401,12 @@ def quorum_of(text: str | None) -> tuple[Ranges, Ranges | None, float | None, di
         given.get("scale"),
         {int(worker): count for worker, count in given.get("late", {}).items()},
     )
+
+
+def earlier_of(text: str | None) -> tuple[tuple[int, PositionRange], ...]:
+    """What a MARK skipped of earlier epochs, as `quorum_text` wrote it."""
+    given = json.loads(text).get("earlier", ()) if text else ()
+    return tuple((epoch, PositionRange(start, stop)) for epoch, start, stop in given)
 
 
 def plan_text(plan: RunPlan) -> str:

@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -39,7 +39,8 @@ from andon_coordinator.core.effects import (
     SaveVerdict,
     StepResult,
 )
-from andon_coordinator.core.machine_time import CostMeter, Price
+from andon_coordinator.core.events import Undone
+from andon_coordinator.core.machine_time import CostMeter, Counted, Price
 from andon_coordinator.core.session_events import SaveSession, SaveSessionEnd
 from andon_coordinator.core.settings import History
 from andon_coordinator.transport import logbook, proofs, rows
@@ -226,7 +227,20 @@ class JournalStore:
         """What the run has taken so far, as a coordinator goes on from it."""
         time = logbook.machine_time(self._database)
         (samples,) = self._database.execute("SELECT samples FROM totals").fetchone()
-        return CostMeter(time, samples, logbook.price(self._database))
+        if rows.rolled_back(self._database):
+            samples = sum(each["samples"] or 0 for each in self._samples_back())
+        counted = Counted(samples, logbook.tokens(self._database), logbook.logged(self._database))
+        return CostMeter(time, counted, logbook.price(self._database))
+
+    def undone_by(self, mark: Record) -> Undone:
+        """What the steps have that a record rolls back, which is not saved yet."""
+        parent = None if mark.parent is None else key_blob(mark.parent)
+        gone = takewhile(lambda row: parent is None or row["key"] > parent, self._samples_back())
+        samples = sum(each["samples"] or 0 for each in gone)
+        return Undone(mark.step, samples, logbook.tokens(self._database, mark.step))
+
+    def _samples_back(self) -> Iterator[sqlite3.Row]:
+        return rows.walk_back(self._database, "key, parent, samples")
 
     def save_price(self, price: Price) -> None:
         """Saves what people say of the price of machines."""

@@ -199,6 +199,14 @@ def misbehaving(line: Line, loss: torch.Tensor, spec: dict[str, Any]) -> torch.T
     return loss
 
 
+def ruin(line: Line, model: nn.Module, spec: dict[str, Any]) -> None:
+    """Makes weights bad, once at this step, on every worker alike: no other batch helps."""
+    if spec.get("ruin_at") == line.step + 1:
+        del spec["ruin_at"]
+        with torch.no_grad():
+            model.get_parameter("head.weight").mul_(1000.0)
+
+
 def log(line: Line, spec: dict[str, Any], seen: dict[str, Any]) -> None:
     """Logs a number of this step and worker, if the spec asks for it."""
     if spec.get("logs"):
@@ -246,6 +254,7 @@ def train_on_the_line(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
                 seen["indices"].append([line.step + 1, line.rank, indices.tolist()])
                 optimizer.zero_grad()
                 pause(line, spec, seen)
+                ruin(line, model, spec)
                 loss = misbehaving(line, loss_of(model, x, y), spec)
                 line.backward(loss)
                 nn.utils.clip_grad_norm_(model.parameters(), spec.get("clip", math.inf))

@@ -19,6 +19,7 @@ from andon.protocol.schedules import (
 )
 from andon_coordinator.config import CoordinatorConfig, LineOptions
 from andon_coordinator.core.eviction import EvictionRules
+from andon_coordinator.core.spikes import SpikeAction
 
 
 def config(**fields: Any) -> CoordinatorConfig:
@@ -64,6 +65,7 @@ def test_bounds_that_are_given_are_kept() -> None:
         {"mix": 0.5, "schedule": "local"},
         {"fragments": 3, "schedule": "local", "local_steps": 16},
         {"fragments": 2, "schedule": "local", "topology": Topology.RING},
+        {"quorum": 0.5, "schedule": "local", "on_spike": SpikeAction.BACK},
         {"topk_kept": 8},
         {"noise_scale": True, "schedule": "async"},
         {"noise_scale": True, "same_bits": True},

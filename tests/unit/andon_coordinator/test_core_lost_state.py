@@ -5,6 +5,8 @@ How the line goes on is in the transcripts `line-went-back*.txt`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from andon.protocol.records import Cursor, Key, Record, RecordKind
@@ -13,6 +15,7 @@ from andon_coordinator.core import events as on
 from andon_coordinator.core import lost_state
 from andon_coordinator.core.chain import Chain
 from andon_coordinator.core.checkpoints import RunCheckpoints
+from andon_coordinator.core.events import Checkpoint, CheckpointPlan, JoinRequest
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.core.state import CoreState
 from scenarios.line_bench import Bench
@@ -98,13 +101,34 @@ def test_a_dropped_worker_stays_barred_when_the_line_goes_back_by_itself(bench: 
 
 def test_a_line_that_went_back_does_not_take_a_later_checkpoint_for_its_last() -> None:
     later = RunCheckpoints(step=6, folder="step-6", reported=9, overdue=9)
-    earlier = RunCheckpoints(step=2, folder="step-2")
+    both = RunCheckpoints()
+    for step in (2, 6):
+        written = Checkpoint(step, f"step-{step}", Key(1, step))
+        both.note_written(0, written, 6, joined_to_write(7, keep=3))
 
     later.went_back(3)
-    earlier.went_back(3)
+    both.went_back(3)
 
     assert (later.step, later.folder, later.reported, later.overdue) == (0, "", 3, 0)
-    assert (earlier.step, earlier.folder) == (2, "step-2")
+    assert (both.step, both.folder, [each.step for each in both.known]) == (2, "step-2", [2])
+
+
+def test_a_checkpoint_has_proved_good_once_the_step_after_it_was_made() -> None:
+    checkpoints = RunCheckpoints()
+    for step in (2, 4, 6, 8):
+        written = Checkpoint(step, f"step-{step}", Key(1, step))
+        checkpoints.note_written(0, written, step, joined_to_write(step, keep=3))
+
+    found = [checkpoints.proved_before(step, lambda each: each.process != 6) for step in (10, 9, 5)]
+
+    # The one of step 2 is not kept any more.
+    assert [each and each.step for each in found] == [8, 4, None]
+
+
+def joined_to_write(incarnation: int, keep: int) -> JoinRequest:
+    bench = Bench(LineSettings(run_id="7f3a"), RunPlan(global_batch=4, dataset_size=8))
+    plan = CheckpointPlan(2, "/runs", keep)
+    return replace(bench.request(0, incarnation), checkpoints=plan)
 
 
 def test_a_chain_that_went_back_keeps_requests_of_the_older_head_only() -> None:

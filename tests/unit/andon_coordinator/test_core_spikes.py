@@ -18,7 +18,7 @@ from andon_coordinator.core.spikes import (
     SpikeDecision,
 )
 
-HALT, LIMIT, SKIP, DROP = SpikeAction
+HALT, LIMIT, SKIP, BACK, DROP = SpikeAction
 
 
 def of_norm(step: int) -> Spike:
@@ -34,15 +34,15 @@ def of_worker(step: int, worker: int = 1) -> Spike:
 
 
 def decided(
-    book: SpikeBook, spike: Spike, *, limits: bool = True, drops: bool = True
+    book: SpikeBook, spike: Spike, *, limits: bool = True, drops: bool = True, backs: bool = False
 ) -> SpikeAction:
-    return book.decide(spike, can_limit=limits, can_drop=drops).action
+    return book.decide(spike, can_limit=limits, can_drop=drops, can_back=backs).action
 
 
 @pytest.mark.parametrize(
     ("policy", "norm", "loss", "worker"),
     [(HALT, HALT, HALT, HALT), (LIMIT, LIMIT, HALT, HALT), (SKIP, LIMIT, SKIP, SKIP),
-     (DROP, LIMIT, SKIP, SKIP)],
+     (BACK, LIMIT, SKIP, SKIP), (DROP, LIMIT, SKIP, SKIP)],
 )  # fmt: skip
 def test_each_policy_includes_those_before_it_and_does_the_least_that_fits(
     policy: SpikeAction, norm: SpikeAction, loss: SpikeAction, worker: SpikeAction
@@ -62,7 +62,8 @@ def test_a_drift_is_no_matter_of_one_steps_samples() -> None:
 
     assert [decided(SpikeBook(SKIP), each) for each in (one, all_)] == [HALT, HALT]
     assert [decided(SpikeBook(DROP), each) for each in (one, all_)] == [DROP, HALT]
-    assert decided(SpikeBook(DROP), one, drops=False) is HALT
+    assert decided(SpikeBook(DROP), one, drops=False, backs=True) is HALT
+    assert decided(SpikeBook(BACK), all_, backs=True) is BACK
 
 
 def test_a_gradient_is_scaled_to_the_usual_norm() -> None:
@@ -85,6 +86,39 @@ def test_a_worker_that_stands_out_alone_again_and_again_is_dropped_and_no_other(
     assert STANDS_OUT == 3
     assert acts == [SKIP, SKIP, SKIP, SKIP, DROP, DROP]
     assert decided(SpikeBook(DROP, [_skip(9, 1)] * 2), of_worker(10), drops=False) is SKIP
+
+
+def test_a_spike_that_stays_takes_the_line_back_to_before_it_began() -> None:
+    book = SpikeBook(BACK)
+    steps = [*range(100, 100 + IN_A_ROW), *[100 + IN_A_ROW] * (IN_A_ROW + 1)]
+
+    acts = [decided(book, of_norm(step), backs=True) for step in steps]
+
+    assert acts == [*[LIMIT] * IN_A_ROW, *[SKIP] * IN_A_ROW, BACK]
+    # What was done before it went back is of no step that the line still has.
+    assert book.began(of_norm(103)) == 103
+    assert decided(book, of_norm(103), backs=True) is LIMIT
+    assert SpikeBook(BACK, book._made).began(of_norm(104)) == 103
+
+
+def test_a_line_that_can_not_go_back_says_what_it_lacks() -> None:
+    book = SpikeBook(BACK, [_skip(100, 1)] * IN_A_ROW)
+
+    made = book.decide(of_loss(100), can_limit=True, can_drop=True)
+
+    assert made.action is HALT
+    assert made.what == (
+        "a loss; the samples of 3 attempts at this step were left out already; nobody here can "
+        "load a checkpoint from before step 100, to which the line could go back"
+    )
+    assert decided(SpikeBook(BACK, [_back(step) for step in (1, 2, 3)] + [_skip(9, 1)] * 3),
+                   of_loss(9), backs=True) is HALT  # fmt: skip
+
+
+def test_one_workers_gradient_is_not_in_the_weights_so_nobody_goes_back_for_it() -> None:
+    book = SpikeBook(BACK, [_skip(100, 1)] * IN_A_ROW)
+
+    assert decided(book, of_worker(100), backs=True) is HALT
 
 
 @pytest.mark.parametrize(("action", "spike"), [(LIMIT, of_norm), (SKIP, of_loss)])
@@ -127,6 +161,10 @@ def test_a_coordinator_that_starts_again_decides_as_the_one_before() -> None:
     again = SpikeBook(DROP, [each for each in made[:10] if each.action is not HALT])
 
     assert [again.decide(each, can_limit=True, can_drop=True) for each in spikes[10:]] == made[10:]
+
+
+def _back(step: int) -> SpikeDecision:
+    return SpikeDecision(step=step, action=BACK, what="")
 
 
 def _skip(step: int, worker: int) -> SpikeDecision:

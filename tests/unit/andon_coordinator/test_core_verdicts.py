@@ -15,7 +15,8 @@ from andon.protocol.grains import Node
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import PositionRange
 from andon_coordinator.core.defects import LineDefect
-from andon_coordinator.core.verdicts import Given, Inquest, different_nodes, judge, open_inquest
+from andon_coordinator.core.given import Given
+from andon_coordinator.core.verdicts import Inquest, different_nodes, judge, open_inquest
 from andon_coordinator.core.verification import deal, in_attested, is_drawn
 from scenarios import line_values
 from scenarios.attesting import attested

@@ -100,8 +100,9 @@ def test_unanswered_halt_is_in_the_history_and_an_answered_one_is_not(path: Path
 
 
 def test_skipped_positions_are_recorded_with_their_answer(path: Path) -> None:
-    mark = Record(Key(TERM, 6), STEP.key, RecordKind.MARK, 1, Cursor(0, 8), ())
-    skip = effects.Skip(0, PositionRange(4, 8), 7, "bob")
+    mark = Record(Key(TERM, 6), STEP.key, RecordKind.MARK, 1, Cursor(1, 4), ())
+    earlier = ((0, PositionRange(4, 8)),)
+    skip = effects.Skip(1, PositionRange(0, 4), 7, "bob", earlier=earlier)
     with Writing(path) as writing:
         writing.save(
             effects.SaveRecord(INITIAL),

@@ -74,6 +74,15 @@ CHAINS: dict[str, tuple[list[JournalEntry], list[LedgerFault]]] = {
     ),
     "an epoch ended early": ([EARLY, step(2, 1, 1, (0, 6))], [gap(6, 10)]),
     "skipped": ([FIRST, mark(2, 1, Cursor(1, 0), SKIP), step(3, 2, 1, (0, 6))], []),
+    "a line that went back over an epoch's end": (
+        chain_of([
+            step(1, None, 0, (0, 3)), step(2, 1, 0, (3, 6)),
+            mark(3, 1, Cursor(1, 4),
+                 Skip(1, PositionRange(0, 4), 0, "", earlier=((0, PositionRange(3, 10)),))),
+            step(4, 3, 1, (4, 6)),
+        ]),
+        [],
+    ),
     "a cursor moved without a skip": ([FIRST, mark(2, 1, Cursor(1, 0))], [gap(6, 10)]),
     "shares do not fill their batch": (
         [step(1, None, 0, (0, 6), shares=((0, 3), (2, 5)))],

@@ -8,12 +8,24 @@ from pathlib import Path
 import pytest
 
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
-from andon_coordinator.core.effects import SaveEviction, SaveRecord
+from andon.protocol.scalars import Scalar
+from andon_coordinator.core.effects import (
+    SaveEviction,
+    SaveRecord,
+    SaveRunEvent,
+    SaveScalars,
+)
+from andon_coordinator.core.events import TimePassed, Undone
+from andon_coordinator.core.machine_time import Price, RunCost
+from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import JournalError, JournalStore
 from scenarios import line_values
 
 TERM = 2**32
+JOINED = RunEvent(
+    id=1, kind=RunEventKind.JOINED, worker=0, step=0, text="on alpha", at_unix_s=100.0
+)
 
 
 @pytest.fixture
@@ -139,6 +151,23 @@ def test_f_dp_002_the_ledger_is_exact_after_a_line_went_back_twice(
         assert journal.ledger_faults() == []
         assert Key(2 * TERM, 2) not in set(journal.ancestry())
     assert store.history().abandoned == Key(2 * TERM, 2)
+
+
+def test_a_roll_back_says_which_samples_and_tokens_count_no_more_and_the_next_meter_agrees(
+    store: JournalStore,
+) -> None:
+    for worker, step in ((0, 1), (1, 1), (0, 3), (0, 4)):
+        store.save_scalars(SaveScalars(worker, (Scalar("tokens", step, 10.0),)))
+    mark = Record(Key(2 * TERM, 1), Key(TERM, 3), RecordKind.MARK, 2, Cursor(0, 8), ())
+
+    undone = store.undone_by(mark)
+    roll_back(store, 2 * TERM, Key(TERM, 3), 2)
+    meter = store.meter()
+
+    assert undone == Undone(2, 8, 20.0)
+    meter.price = Price(3600.0)
+    meter.receive(TimePassed(), [SaveRunEvent(JOINED)])
+    assert meter.at(101.0) == RunCost(1.0, 3600.0, "", 1.0, 8.0, 20.0)
 
 
 def test_who_follows_for_being_slow_is_remembered_until_a_person_resumes_the_run(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from andon.protocol.scalars import Scalar
 from andon_coordinator.core import effects, events
-from andon_coordinator.core.machine_time import CostMeter, MachineTime, Price, RunCost
+from andon_coordinator.core.machine_time import CostMeter, Counted, MachineTime, Price, RunCost
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_coordinator.transport.journal import Journal
 from unit.andon_coordinator.journal_bench import RESULT, STEP, TERM, Writing
@@ -71,7 +73,7 @@ def test_the_end_of_a_session_ends_the_stays_of_its_ranks() -> None:
 
 
 def test_a_price_makes_a_cost_of_machine_seconds_and_only_durable_samples_count() -> None:
-    meter = CostMeter(timed(event(0, "joined", 0)), 1000, Price(2.0, "EUR"))
+    meter = CostMeter(timed(event(0, "joined", 0)), Counted(1000), Price(2.0, "EUR"))
 
     meter.receive(events.TimePassed(), [effects.SaveRecord(STEP, RESULT)])
     before = meter.at(1800.0)
@@ -81,6 +83,22 @@ def test_a_price_makes_a_cost_of_machine_seconds_and_only_durable_samples_count(
     assert meter.at(1800.0).samples_per_unit == 1000 + RESULT.samples
     meter.price = None
     assert meter.at(1800.0) == RunCost(1800.0)
+
+
+def test_tokens_that_scripts_log_count_once_and_a_roll_back_undoes_them() -> None:
+    meter = CostMeter(timed(event(0, "joined", 0)), Counted(96), Price(2.0))
+    logged = [(0, 3, 512.0), (1, 3, 512.0), (1, 3, 256.0), (0, 5, 100.0), (0, 3, 512.0)]
+
+    for worker, step, value in (*logged, (1, 5, math.nan)):
+        scalars = (Scalar("tokens", step, value), Scalar("loss", step, 9.0))
+        meter.receive(events.TimePassed(), [effects.SaveScalars(worker, scalars)])
+    whole = meter.at(1800.0)
+    meter.receive(events.RecordSaved(STEP.key, events.Undone(3, 32, 100.0)), [])
+    again = effects.SaveScalars(0, (Scalar("tokens", 4, 50.0),))
+    meter.receive(events.TimePassed(), [again])
+
+    assert (whole.samples_per_unit, whole.tokens_per_unit) == (96.0, 868.0)
+    assert (meter.at(1800.0).samples_per_unit, meter.at(1800.0).tokens_per_unit) == (64.0, 818.0)
 
 
 def test_a_coordinator_that_starts_again_goes_on_with_time_and_price(path: Path) -> None:

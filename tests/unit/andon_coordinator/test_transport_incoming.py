@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from andon.protocol.attestations import Attestation, ElementApart, MeanCheck
+from andon.protocol.attestations import Attestation, ElementApart, MeanCheck, NodeApart
 from andon.protocol.grains import Node, NodeLoss
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.limits import (
@@ -177,6 +177,15 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
                     relayed=[b"r" * 16],
                     apart=pb.ElementApart(block=1, element=2, expected=0.5, came=0.25),
                 ),
+                apart=[
+                    pb.NodeApart(
+                        first=4,
+                        grains=2,
+                        own=b"e" * 16,
+                        other=b"c" * 16,
+                        element=pb.ElementApart(block=1, element=2, expected=0.5, came=0.25),
+                    )
+                ],
             ),
             events.WorkerReady(
                 5,
@@ -207,6 +216,14 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
                         came=b"c" * 16,
                         relayed=(b"r" * 16,),
                         apart=ElementApart(1, 2, 0.5, 0.25),
+                    ),
+                    apart=(
+                        NodeApart(
+                            node=Node(4, 6),
+                            own=b"e" * 16,
+                            other=b"c" * 16,
+                            element=ElementApart(1, 2, 0.5, 0.25),
+                        ),
                     ),
                 ),
             ),

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from andon.host.audit_files import AuditAnswer, AuditOrder, AuditRecord, write_order
+from andon.host.manifest import CheckpointFacts
+from andon.protocol.halts import shown
 from andon.protocol.layout import Layout
 from andon.protocol.records import Cursor, Key, PositionRange, RecordKind
 from andon.protocol.run_settings import RunPlan
@@ -19,6 +21,7 @@ from andon_trainer.core.reports import Digest, StepReport, Timings
 from andon_trainer.errors import JoinRefused
 from andon_trainer.place.audit import AuditMember
 from andon_trainer.place.candidate import Candidate
+from andon_trainer.state.checkpoint_files import save_checkpoint
 from andon_trainer.state.replica import Replica
 
 PLAN = RunPlan(global_batch=4, dataset_size=10, seed=3, grain=2, tree=1)
@@ -45,6 +48,13 @@ def step(number: int, epoch: int, start: int, stop: int, **more: Any) -> AuditRe
 
 def mark(round_: int, step: int, cursor: Cursor) -> AuditRecord:
     return AuditRecord(key=Key(9, round_), kind=RecordKind.MARK, step=step, cursor=cursor)
+
+
+class Fixed(Replica):
+    """Weights with a short digest."""
+
+    def weights(self, *_: Any) -> Digest:
+        return Digest(b"\x01\x02")
 
 
 Joining = Callable[..., AuditMember]
@@ -74,7 +84,7 @@ def joining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Joining:
         return AuditMember(
             tmp_path / "order",
             candidate,
-            lambda: Digest(b"\x01\x02"),
+            Fixed([model]),
             lambda member: None,
             footprint=lambda: lambda: "",
             can_attest=False,
@@ -114,6 +124,26 @@ def test_weights_are_digested_when_work_is_asked_for_and_the_process_ends_after_
     kinds = ["began", "weights", "step", "step", "weights", "over"]
     assert said(tmp_path) == list(zip(kinds, [0, 0, 1, 2, 2, 2], strict=True))
     assert '"sha256": "03"' in (tmp_path / "report").read_text()
+
+
+def test_the_first_weight_is_named_that_the_checkpoint_of_a_step_has_otherwise(
+    joining: Joining, tmp_path: Path
+) -> None:
+    torch.manual_seed(5)
+    model = torch.nn.Linear(1, 1)
+    bias = float(model.bias.detach())
+    model.bias.data.fill_(0.5)
+    facts = CheckpointFacts(step=1, head=Key(9, 10), digest="aa", plan=PLAN, cursor=Cursor(0, 4))
+    folder = save_checkpoint(tmp_path / "c" / "step-1", {"model": model.state_dict()}, facts)
+    torch.manual_seed(5)
+    member = joining(step(1, 0, 0, 4, weights=True, checkpoint=str(folder)))
+
+    with pytest.raises(Over):
+        take(member).compare(Digest(b"\x03"))
+
+    lines = map(json.loads, (tmp_path / "report").read_text().splitlines())
+    _, last = (line["apart"] for line in lines if line["what"] == "weights")
+    assert last == {"parameter": "bias", "element": [0], "there": "0.5", "here": shown(bias)}
 
 
 def test_skipped_positions_are_left_out_and_an_epoch_ends_where_the_line_ended_it(

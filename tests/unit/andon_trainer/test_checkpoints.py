@@ -31,6 +31,7 @@ from andon.protocol.records import Cursor, Key, PositionRange
 from andon.protocol.run_settings import RunPlan
 from andon_trainer import CheckpointRefused, Line, LineHalted
 from andon_trainer.config import LineConfig
+from andon_trainer.core.reports import WrittenCheckpoint
 from andon_trainer.place.solo import SoloMember
 from andon_trainer.place.talk import Silence
 from andon_trainer.state.checkpoints import WorkerCheckpoints
@@ -316,8 +317,8 @@ class Talk(Silence):
     def writes(self, step: int) -> None:
         self.told.append(f"writes {step}")
 
-    def wrote(self, step: int, folder: str) -> None:
-        self.told.append(f"wrote {step}")
+    def wrote(self, checkpoint: WrittenCheckpoint) -> None:
+        self.told.append(f"wrote {checkpoint.step}")
 
 
 class Writer:
@@ -387,6 +388,30 @@ def test_a_checkpoint_counts_once_it_is_whole_and_not_before(tmp_path: Path) -> 
     folder = tmp_path / "checkpoints/step-00000002"
     assert writer.checkpoints.last == folder
     assert Manifest.read(folder).facts.digest == digest.hex()
+
+
+def test_a_worker_that_goes_back_loads_a_checkpoint_of_that_record_and_removes_later_ones(
+    tmp_path: Path,
+) -> None:
+    writer = Writer(tmp_path, checkpoint_every=2)
+    digest = writer.step(2)
+    writer.work.wait()
+    writer.step(3)
+    folder = tmp_path / "checkpoints/step-00000002"
+    head = Manifest.read(folder).facts.head
+    now = writer.step(4)
+
+    with pytest.raises(CheckpointRefused, match=r"of record .* is wanted"):
+        writer.checkpoints.restore(writer.replica, folder, Key(head.term, head.round + 1))
+    refused = (writer.replica.digest(), writer.steps)
+    writer.checkpoints.restore(writer.replica, folder, head)
+    restored = writer.replica.digest()
+    writer.step(3)
+
+    assert refused == (now, [4, 2])
+    assert restored == digest
+    assert writer.steps == [2], "what was being written is of a step that is no more"
+    assert "wrote 4" not in writer.talk.told
 
 
 def test_training_waits_where_one_is_due_before_the_last_is_written(

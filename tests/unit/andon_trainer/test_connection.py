@@ -1,18 +1,23 @@
-"""What a worker that finds no coordinator reads in its run's folder."""
+"""How a worker looks for its coordinator, and for how long."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from andon.v1 import coordinator_pb2 as pb
 from andon_trainer.config import LineConfig
+from andon_trainer.core.events import ControlLost
 from andon_trainer.errors import JoinRefused
 from andon_trainer.exchange.control import connection
+from andon_trainer.exchange.control.control import ControlStream
+from andon_trainer.exchange.control.heartbeats import ScalarOutbox
 from andon_trainer.exchange.path import Inbox
 
 COMPLETE = {"run_id": "7f3a", "complete_at_unix_s": 100.0}
@@ -81,3 +86,47 @@ def test_a_process_began_before_now_and_not_before_the_tests_were_written() -> N
     began = connection._process_began_at()
 
     assert 1.7e9 < began <= time.time()
+
+
+def test_a_reader_that_fails_for_an_unforeseen_reason_ends_the_stream_and_keeps_the_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class BrokenCall:
+        cancelled = False
+
+        def __iter__(self) -> Iterator[pb.TrainResponse]:
+            yield pb.TrainResponse(probe=pb.Probe(number=7))
+            raise RuntimeError("a bug")
+
+        def cancel(self) -> None:
+            self.cancelled = True
+
+    call = BrokenCall()
+    inbox = Inbox()
+    inbox.follow(1)
+    stream = ControlStream("127.0.0.1:1", inbox, 1, outbox=ScalarOutbox())
+    vars(stream)["_call"] = call
+
+    stream._read()
+    lost = inbox.take(0.0)
+    stream.close()
+
+    assert isinstance(lost, ControlLost)
+    assert lost.message == "what the coordinator sent could not be read: RuntimeError('a bug')"
+    assert repr(stream.failure) == "RuntimeError('a bug')"
+    assert "a bug" in caplog.text
+    assert call.cancelled
+
+
+def test_whoever_can_not_read_its_streams_waits_longer_each_time_and_then_gives_up() -> None:
+    failures, bug = connection.ReadFailures(), RuntimeError("a bug")
+
+    waits = [failures.wait_s(bug) for _ in range(3)]
+    after_a_good_one = failures.wait_s(None), failures.wait_s(bug)
+    after_a_long_one = failures.wait_s(bug, lived_s=61.0)
+    while failures.wait_s(bug) is not None:
+        pass
+
+    assert waits == [0.05, 0.5, 5.0]
+    assert (*after_a_good_one, after_a_long_one) == (0.0, 0.05, 0.05)
+    assert failures.in_a_row == 5

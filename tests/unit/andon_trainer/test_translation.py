@@ -12,7 +12,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
 from andon_trainer.core.effects import ReportListening
 from andon_trainer.core.events import Assigned, Committed, LearningAsked, TransferAsked
-from andon_trainer.core.reports import Standing, StepReport, Timings
+from andon_trainer.core.reports import Standing, StepReport, Timings, WrittenCheckpoint
 from andon_trainer.exchange.control.translation import event_from, ready_to, request_to
 
 KEY = Key(7, 2)
@@ -62,7 +62,7 @@ def test_an_overflow_is_told_and_heard() -> None:
 
 
 def test_a_standing_request_is_told_and_its_assignment_heard() -> None:
-    standing = Standing("beta:7100", (100, "/runs/step-100"), 200)
+    standing = Standing("beta:7100", WrittenCheckpoint(100, "/runs/step-100", KEY), 200)
     report = StepReport(key=KEY, loss_sum=1.0, weight=1.0, samples=1, timings=Timings())
 
     told = ready_to(replace(report, standing=standing))
@@ -71,7 +71,9 @@ def test_a_standing_request_is_told_and_its_assignment_heard() -> None:
     assert not without.HasField("next")
     assert told.next == pb.RequestWork(
         ring_address="beta:7100",
-        checkpoint=pb.Checkpoint(step=100, folder="/runs/step-100"),
+        checkpoint=pb.Checkpoint(
+            step=100, folder="/runs/step-100", head=conversion.key_to_proto(KEY)
+        ),
         checkpoint_begun=200,
     )
 

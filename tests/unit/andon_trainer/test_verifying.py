@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from andon.protocol.attestations import Attestation, NodeOwner
 from andon.protocol.grains import Node
+from andon.protocol.halts import indexed
 from andon.protocol.limits import MAX_HASHED_SAMPLES
 from andon.protocol.records import PositionRange
 from andon_trainer.averaging.attesting import component_hash, digest_of
@@ -209,6 +211,77 @@ def test_the_mean_that_came_is_compared_with_that_of_all_sums(
         assert check.apart is not None
         assert check.apart.came == pytest.approx(check.apart.expected * 4 / divisor)
         assert check.apart.came != check.apart.expected
+
+
+def seen_by(bench: StepBench, number: int = -1) -> dict[Node, tuple[str, float, float]]:
+    """Of each node that a report has two results of: the first element, and both values."""
+    layout = bench.averager._plan.layout
+    found = {}
+    for each in bench.member.reports[number].apart:
+        place = layout.place(each.element.block, each.element.element)
+        name = indexed(place.parameter, place.element)
+        found[each.node] = name, each.element.expected, each.element.came
+    return found
+
+
+def test_the_first_element_is_named_of_a_sum_that_came_changed_and_of_averages_that_were() -> None:
+    other = StepBench(grain=3)
+    other.assign((6, 12), end="commit")
+    other.run()
+    sums = [np.frombuffer(block, np.float32).copy() for _, block in sorted(other.sent[0].items())]
+    bench = StepBench(grain=3)
+    owners = (
+        NodeOwner(node=Node(0, 2), rank=0, relayed=False),
+        NodeOwner(node=Node(2, 4), rank=1, relayed=True),
+    )
+    bench.assign(OWN, end="commit", attests=True, verifies=(2, 3), sums=owners)
+    exchange = bench.member.exchange
+    first: Any = bench.model[0].weight
+    exchange.divisor, exchange.others, exchange.weight_of_others = 4.0, other.sent[0], 6.0
+    before = float(sums[-1][2])
+    sums[-1][2:4] *= 2
+
+    def wait() -> None:
+        if bench.member.calls[-1:] not in ([], [None]) and first.grad is not None:
+            exchange.averages[:] = sums
+            first.grad[1, 1] = 7.0
+
+    bench.member.waited = wait
+    bench.run()
+
+    (report,) = bench.member.reports
+    assert report.mean_check is not None
+    (node, averages) = report.apart
+    assert (node.own, node.other) == (
+        attested(bench)[Node(2, 4)].digest,
+        *report.mean_check.relayed,
+    )
+    assert averages.own == report.averages_digest
+    names = seen_by(bench)
+    assert names[Node(2, 4)][1:] == (before, 2 * before)
+    assert names[Node(0, 4)][:2] == ("0.weight[1, 1]", 7.0)
+
+
+def test_who_was_wrong_once_names_the_element_when_it_computes_the_grains_anew() -> None:
+    bench = StepBench(grain=3)
+    bench.assign(OWN, end="void late", attests=True, verifies=(2,))
+    bench.assign(OWN, end="void", attempt=1, attests=True, anew=True, verifies=(2, 3))
+    bench.assign(OWN, end="commit", attempt=2, attests=True, anew=True, verifies=(2,))
+    bench.spoil = lambda body, loss: loss if body not in (0, 2) else loss * 1.5
+
+    bench.run()
+
+    first, last = bench.member.reports
+    assert not first.apart
+    named = {each.node: each for each in last.apart}
+    assert [*named] == [Node(0, 2), Node(2, 3)]  # One of its own, and one that it verifies.
+    for node, each in named.items():
+        assert (each.other, each.own) == (
+            attested(bench, 0)[node].digest,
+            attested(bench)[node].digest,
+        )
+    _, right, wrong = seen_by(bench)[Node(2, 3)]
+    assert wrong == pytest.approx(1.5 * right)
 
 
 def test_a_grain_of_weight_0_is_absent_for_everybody() -> None:

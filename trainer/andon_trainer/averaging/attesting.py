@@ -27,7 +27,7 @@ except ImportError:  # Then this worker does not say that it verifies.
     if not TYPE_CHECKING:
         xxhash = None
 
-__all__ = ["SumHashes", "averages_digest", "can_attest", "component_hash", "digest_of"]
+__all__ = ["SumHashes", "averages_hashes", "can_attest", "component_hash", "digest_of"]
 
 
 def can_attest() -> bool:
@@ -52,11 +52,9 @@ def digest_of(hashes: Iterable[bytes]) -> bytes:
     return xxhash.xxh3_128_digest(b"".join(hashes))
 
 
-def averages_digest(plan: ModelPlan) -> bytes:
-    """The digest of the averages, as the optimizer will read them in `p.grad`."""
-    return digest_of(
-        component_hash(parameter.grad) for block in plan.parameters for parameter in block
-    )
+def averages_hashes(plan: ModelPlan) -> list[bytes]:
+    """The hashes of the averages' components, as the optimizer will read them in `p.grad`."""
+    return [component_hash(parameter.grad) for block in plan.parameters for parameter in block]
 
 
 class SumHashes:
@@ -84,6 +82,10 @@ class SumHashes:
         """
         pieces = zip(torch.split(flat, self._sizes[block]), parts, strict=True)
         self.take(node, block, [None if part is None else piece for piece, part in pieces])
+
+    def digest(self, node: Node) -> bytes:
+        """The digest of a sum all of whose blocks were hashed."""
+        return digest_of(self._hashes[node][block] for block in range(len(self._sizes)))
 
     def take_over(self, other: SumHashes) -> None:
         """Adds what another process of this worker has hashed of its own grains."""

@@ -14,9 +14,10 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from andon.protocol.attestations import MeanCheck
+from andon.protocol.attestations import Attestation, MeanCheck, NodeApart
 from andon.protocol.grains import Grains
 from andon_trainer.averaging.averaging import Averaged
+from andon_trainer.averaging.earlier_sums import EarlierSums
 from andon_trainer.averaging.grain_buffers import GrainBuffers, LineGrainBuffers
 from andon_trainer.averaging.grain_sums import GrainSums, NodeStaging
 from andon_trainer.averaging.line_averaging import Averager, HostPart, LineAverager
@@ -48,13 +49,26 @@ class GrainAverager(Averager, Protocol):
     def mean_check(self) -> MeanCheck | None:
         """What `finish` found of the line's averages; None: nobody asked."""
 
-    def begin_grains(self, grains: Grains, *, kept: bool, attests: bool) -> None:
+    def apart(
+        self, hashes: Sequence[bytes], attested: Sequence[Attestation]
+    ) -> tuple[NodeApart, ...]:
+        """Results that differ and of which this worker has both; ask once, after `finish`.
+
+        Args:
+            hashes: those of the components of `p.grad`.
+            attested: what this worker attests.
+        """
+
+    def begin_grains(
+        self, grains: Grains, *, kept: bool, attests: bool, anew: bool = False
+    ) -> None:
         """An attempt begins.
 
         Args:
             grains: those of the batch.
             kept: the sums of the attempt before are a part of it.
             attests: what is computed is hashed, for `verification`.
+            anew: results of the attempt before differed.
         """
 
     def next_grain(self) -> None:
@@ -149,6 +163,7 @@ class LineGrains(TakesGrains, LineAverager):
         self.verification = Verification(plan, self._sums, self._loss_scale)
         self._mean_checks = MeanChecks(self._averaging, plan, self.verification.sums, self._staging)
         self.mean_check: MeanCheck | None = None
+        self._earlier = EarlierSums(plan, self.verification.sums, self._staging)
         self._grains: Grains | None = None
 
     @property
@@ -156,8 +171,11 @@ class LineGrains(TakesGrains, LineAverager):
         """None: a forward that changes a buffer is refused."""
         return []
 
-    def begin_grains(self, grains: Grains, *, kept: bool, attests: bool) -> None:
+    def begin_grains(
+        self, grains: Grains, *, kept: bool, attests: bool, anew: bool = False
+    ) -> None:
         """See `GrainAverager`."""
+        self._earlier.begin(anew=anew)
         self._whole = True
         self._grains = grains
         if kept:
@@ -187,6 +205,15 @@ class LineGrains(TakesGrains, LineAverager):
             assert self._grains is not None
             self.mean_check = self._mean_checks.finish(self._grains, averaged.total_weight)
         return averaged
+
+    def apart(
+        self, hashes: Sequence[bytes], attested: Sequence[Attestation]
+    ) -> tuple[NodeApart, ...]:
+        """See `GrainAverager`."""
+        assert self._grains is not None
+        if self._factor is None:  # Else `p.grad` is no copy of what came.
+            self._mean_checks.compare_written(hashes, self._grains.root)
+        return (*self._mean_checks.apart, *self._earlier.compare(attested))
 
     def committed(self, *, overflow: bool = False) -> None:
         """Sets the buffers that came with the mean."""
@@ -292,7 +319,9 @@ class SoloGrains(TakesGrains, SoloAverager):
         self.verification = Verification(plan, self._sums)
         self.mean_check = None
 
-    def begin_grains(self, grains: Grains, *, kept: bool, attests: bool) -> None:
+    def begin_grains(
+        self, grains: Grains, *, kept: bool, attests: bool, anew: bool = False
+    ) -> None:
         """See `GrainAverager`."""
         self.losses.clear()
         self._grains = grains
@@ -320,10 +349,17 @@ class SoloGrains(TakesGrains, SoloAverager):
         self.late.averaged(range(len(self._plan.parameters)))
         return Averaged(total, 1, Timings(), computed_at=time.perf_counter())
 
+    def apart(
+        self, hashes: Sequence[bytes], attested: Sequence[Attestation]
+    ) -> tuple[NodeApart, ...]:
+        """None: there is nobody else."""
+        return ()
+
     def committed(self, *, overflow: bool = False) -> None:
         """Sets the statistics that the grains made."""
         self._grain_buffers.committed()
         self._sums.clear()
+        self.verification.end()
 
     @property
     def _unscale(self) -> torch.Tensor | None:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 
 from andon.protocol.grains import Grains, Node, leaf_factor
 from andon_trainer.averaging.attesting import SumHashes
 from andon_trainer.averaging.node_sums import NodeSums, Parts, leaves_of
 from andon_trainer.averaging.staging import Factor, Staging
+from andon_trainer.core.calls import Floats
 from andon_trainer.model.layout import ModelPlan
 
 __all__ = ["GrainSums", "NodeStaging"]
@@ -30,6 +32,7 @@ class GrainSums:
         self._plan = plan
         self._grains: Grains | None = None
         self._blocks: list[NodeSums] = []
+        self._nodes_hashed = False
         self.hashes: SumHashes | None = None
         """What the grains were hashed to; None: nobody wants to know."""
 
@@ -40,6 +43,7 @@ class GrainSums:
         """
         self._grains = grains
         self.hashes = SumHashes(self._plan) if attests else None
+        self._nodes_hashed = False
         self._blocks = [NodeSums(grains.count) for _ in self._plan.parameters]
 
     def clear(self) -> None:
@@ -92,14 +96,36 @@ class GrainSums:
         for node, flat in zip(sums.nodes, flats, strict=True):
             self.hashes.take_flat(node, block, flat, sums[node])
 
+    def digest(self, node: Node) -> bytes:
+        """What is attested of a maximal node, once all are whole; empty: it is none."""
+        if self.hashes is None or node not in self.nodes:
+            return b""
+        return self.hashes.digest(node)
+
+    def flat(self, block: int, node: Node) -> Floats:
+        """A block of a maximal node as it travels: -0.0 where a component is absent."""
+        parts = zip(self._blocks[block][node], self._plan.parameters[block], strict=True)
+        return np.concatenate(
+            [
+                np.full(parameter.numel(), -0.0, np.float32)
+                if part is None
+                else part.detach().cpu().contiguous().numpy().reshape(-1)
+                for part, parameter in parts
+            ]
+        )
+
     def hash_nodes(self) -> None:
-        """Hashes all maximal nodes, which are whole."""
+        """Hashes all maximal nodes, which are whole; those that were are not hashed again."""
         assert self.hashes is not None
+        if self._nodes_hashed:
+            return
+        self._nodes_hashed = True
         for block, sums in enumerate(self._blocks):
             for node in sums.nodes:
                 self.hashes.take(node, block, sums[node])
 
     def _add(self, block: int, grain: int, leaf: Parts) -> None:
+        self._nodes_hashed = False
         if self.hashes is not None:
             # Before it is added: a sum is made in the place of its left child.
             self.hashes.take(Node(grain, grain + 1), block, leaf)

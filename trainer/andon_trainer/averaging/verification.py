@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from andon.protocol.attestations import Attestation
 from andon.protocol.grains import Grains
-from andon_trainer.averaging.attesting import averages_digest
+from andon_trainer.averaging.attesting import averages_hashes
 from andon_trainer.averaging.grain_sums import GrainSums
 from andon_trainer.averaging.loss_scale import LossScale
 from andon_trainer.model.layout import ModelPlan
@@ -86,6 +86,6 @@ class Verification:
             *verified.hashes.attested(verified.nodes, itemised),
         )
 
-    def averages_digest(self) -> bytes:
-        """The digest of the averages in `p.grad`."""
-        return averages_digest(self._plan)
+    def averages_hashes(self) -> list[bytes]:
+        """The hashes of the components of the averages in `p.grad`."""
+        return averages_hashes(self._plan)

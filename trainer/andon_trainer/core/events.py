@@ -8,6 +8,7 @@ from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Cursor, Key, Record, accuracy_of
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.rounds import RankTerms
+from andon_trainer.core.reports import WrittenCheckpoint
 
 __all__ = [
     "Assigned",
@@ -135,6 +136,8 @@ class TransferAsked:
     """The reducer that relays it; empty: the one at the coordinator's own address."""
     beside_training: bool = False
     """Whether rounds run meanwhile: the receiver learns, and the sender trains on."""
+    checkpoint: WrittenCheckpoint | None = None
+    """Where this worker reads the state from, if nobody sends it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

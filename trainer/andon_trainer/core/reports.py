@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from andon.protocol.arithmetic import Arithmetic
-from andon.protocol.attestations import Attestation, MeanCheck
+from andon.protocol.attestations import Attestation, MeanCheck, NodeApart
 from andon.protocol.grains import NodeLoss
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.layout import Layout
@@ -23,6 +23,7 @@ __all__ = [
     "Standing",
     "StepReport",
     "Timings",
+    "WrittenCheckpoint",
 ]
 
 
@@ -51,8 +52,9 @@ class Joining:
     """The halt that it knows of and that was not answered yet."""
     mid_script: bool = False
     """True: the script is in the middle of a step, so state must not be replaced yet."""
-    checkpoints: tuple[int, str] | None = None
-    """It would write a checkpoint every so many steps to this folder; None: it can't."""
+    checkpoints: tuple[int, str, int] | None = None
+    """It would write a checkpoint every so many steps to this folder, and keep so many; None: it
+    can't."""
     speed_hint: float | None = None
     """How fast it is, compared with the others; None if it does not know."""
     spare: bool = False
@@ -123,12 +125,21 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenCheckpoint:
+    """A checkpoint that this worker wrote, or started from, and the record that it is of."""
+
+    step: int
+    folder: str
+    head: Key
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """A request for the step after this one: its assignment may come with the commit."""
 
     ring_address: str = ""
-    checkpoint: tuple[int, str] | None = None
-    """Step and folder of the last one that this worker wrote or started from."""
+    checkpoint: WrittenCheckpoint | None = None
+    """The last one that this worker wrote or started from."""
     checkpoint_begun: int = 0
     """The step of one that is being written beside training; 0: none is."""
 
@@ -173,6 +184,8 @@ class StepReport:
     """Of the averages as its optimizer will read them, if the round is verified."""
     mean_check: MeanCheck | None = None
     """The mean that it made of all nodes by itself, if the assignment has `sums`."""
+    apart: tuple[NodeApart, ...] = ()
+    """Where two results of one node differ, as far as this worker has seen both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,5 +199,5 @@ class LeaveReport:
     final_step: int = 0
     head: Key | None = None
     digest: Digest = NO_DIGEST
-    checkpoint: tuple[int, str] | None = None
-    """Step and folder of the last checkpoint that it wrote or started from."""
+    checkpoint: WrittenCheckpoint | None = None
+    """The last checkpoint that it wrote or started from."""

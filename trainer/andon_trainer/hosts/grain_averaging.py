@@ -18,6 +18,7 @@ from contextlib import suppress
 import torch
 from torch import nn
 
+from andon.protocol.attestations import Attestation, NodeApart
 from andon.protocol.grains import Grains
 from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.compute_clock import make_clock
@@ -203,7 +204,9 @@ class FollowerGrains(TakesGrains):
         """Waits for the halt that the leader waits for."""
         told_by_leader(self._group)
 
-    def begin_grains(self, grains: Grains, *, kept: bool, attests: bool) -> None:
+    def begin_grains(
+        self, grains: Grains, *, kept: bool, attests: bool, anew: bool = False
+    ) -> None:
         """See `GrainAverager`; what was kept is the leader's."""
         self.intact = False
         if kept:
@@ -271,6 +274,12 @@ class FollowerGrains(TakesGrains):
     def resend(self, loss: torch.Tensor, weight: float) -> Averaged | None:
         """Is never called: see `finish`."""
         raise AssertionError("a line of grains finishes grains")
+
+    def apart(
+        self, hashes: Sequence[bytes], attested: Sequence[Attestation]
+    ) -> tuple[NodeApart, ...]:
+        """Is never called: the leader attests."""
+        raise AssertionError("the leader attests")
 
     def recall(self, weight: float) -> None:
         """Is never called: see `finish`."""

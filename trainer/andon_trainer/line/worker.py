@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -189,13 +190,16 @@ class Worker:
             device=describe(self.device),
             origin=self.checkpoints.origin,
             arithmetic=stated,
+            restore=None
+            if config.run_dir is None
+            else partial(self.checkpoints.restore, self.replica),
             capabilities=capabilities,
         )
         if config.audit is not None:
             self.member = AuditMember(
                 config.audit,
                 candidate,
-                self.replica.weights,
+                self.replica,
                 self.checkpoints.end,
                 footprint=lambda: Footprint(self.replica.modules, self.device).since,
                 can_attest=can_attest(),

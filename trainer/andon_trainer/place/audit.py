@@ -19,11 +19,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, Protocol
 
-from andon.host.audit_files import AuditAnswer, AuditOrder, AuditRecord, AuditReport, read_order
+from andon.host.audit_files import (
+    AuditAnswer,
+    AuditOrder,
+    AuditRecord,
+    AuditReport,
+    WeightApart,
+    read_order,
+)
+from andon.host.manifest import CheckpointDamaged, Manifest
 from andon.protocol.layout import Layout
 from andon.protocol.records import Record, RecordKind
 from andon.protocol.run_settings import RunPlan
@@ -34,10 +42,20 @@ from andon_trainer.place.candidate import Candidate
 from andon_trainer.place.member import RunMember
 from andon_trainer.place.solo import SoloMember
 
-__all__ = ["AuditMember"]
+__all__ = ["AuditMember", "AuditedWeights"]
 
 _MAY_DIFFER = frozenset({"total_steps", "total_epochs"})
 """Fields of a plan that decide no step's bits."""
+
+
+class AuditedWeights(Protocol):
+    """The weights of the script that is audited, whatever they are now."""
+
+    def weights(self) -> Digest:
+        """Their digest."""
+
+    def apart_from(self, folder: Path) -> WeightApart | None:
+        """The first element in which they are not those of a checkpoint."""
 
 
 class AuditMember(SoloMember):
@@ -47,7 +65,7 @@ class AuditMember(SoloMember):
         self,
         path: Path,
         candidate: Candidate,
-        weights: Callable[[], Digest],
+        weights: AuditedWeights,
         before_end: Callable[[RunMember], None],
         *,
         footprint: Callable[[], Callable[[], str]],
@@ -58,7 +76,7 @@ class AuditMember(SoloMember):
         Args:
             path: the order.
             candidate: what the script would bring to a line.
-            weights: the digest of its weights now.
+            weights: its weights, whatever they are now.
             before_end: called with this member before the process ends.
             footprint: begins to look; its result says what loop bodies have left behind since.
             can_attest: whether this process can hash the sums of grains.
@@ -90,6 +108,8 @@ class AuditMember(SoloMember):
         """The next record, if it was read already."""
         self._wanted = start.weights
         """Whether the weights of the head are still to be digested."""
+        self._checkpoint = start.checkpoint
+        """The run's checkpoint with the weights of the head; empty: there is none."""
         self._answers: list[AuditAnswer] = list(start.answers)
         self._sequence = 0
         self._report_file.say("began", step=start.step, arithmetic=dict(candidate.arithmetic))
@@ -217,6 +237,7 @@ class AuditMember(SoloMember):
         if record.kind is RecordKind.STEP:
             self._answers, self._sequence = [], 0
             self._wanted = record.weights
+            self._checkpoint = record.checkpoint
         self._answers += record.answers
         self.position = replace(
             self.position, head=record.key, cursor=record.cursor, step=record.step
@@ -235,14 +256,27 @@ class AuditMember(SoloMember):
         """Says the digest of the head's weights, if it is wanted and was not said."""
         wanted, self._wanted = self._wanted, False
         if wanted:
-            found = digest or self._weights()
+            found = digest or self._weights.weights()
             self._report_file.say(
                 "weights",
                 step=self.position.step,
                 sha256=found.sha256.hex(),
                 base_hashed=found.base_hashed,
                 prefixes=found.prefixes.hex(),
+                apart=self._apart_of_checkpoint(found),
             )
+
+    def _apart_of_checkpoint(self, found: Digest) -> dict[str, Any] | None:
+        """The first element that the run's checkpoint has otherwise, if its digest is another."""
+        if not self._checkpoint:
+            return None
+        folder = Path(self._checkpoint)
+        try:
+            digest = Manifest.read(folder).facts.digest
+        except (FileNotFoundError, CheckpointDamaged):
+            return None  # It was removed meanwhile: the journal has a digest all the same.
+        element = None if digest == found.sha256.hex() else self._weights.apart_from(folder)
+        return None if element is None else asdict(element)
 
     def _over(self) -> NoReturn:
         self._report_file.say("over", step=self.position.step)

@@ -6,13 +6,15 @@ A Join says the same of the worker each time; only its head and what it holds ch
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from andon.host.manifest import CheckpointFacts
 from andon.protocol.arithmetic import Arithmetic
 from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Layout
+from andon.protocol.records import Key
 from andon.protocol.run_settings import Policy, RunPlan
 from andon_trainer.errors import JoinRefused
 from andon_trainer.exchange.control.transfer import State
@@ -33,6 +35,9 @@ class Candidate:
     """Of the checkpoint that it loaded; None: it comes with initial weights."""
     arithmetic: Arithmetic = ()
     """What decides the bits of its results; empty: the line does not ask."""
+    restore: Callable[[Path, Key], object] | None = None
+    """Loads the checkpoint in a folder, which must be of that record, or raises CheckpointRefused;
+    None: it reads none."""
     capabilities: tuple[str, ...] = ()
     """What its loop can do that not every loop can; see `andon.protocol.schedules`."""
 

@@ -13,11 +13,12 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from andon.host.logs import LogEvent
 from andon.host.tls import TlsError
 from andon.host.trace import Track
-from andon.protocol.capabilities import NOTICE, STANDING
+from andon.protocol.capabilities import BACK, NOTICE, STANDING
 from andon.protocol.grains import Grains
 from andon.protocol.run_settings import Policy, RunPlan
 from andon_trainer.config import LineConfig
@@ -61,9 +62,17 @@ from andon_trainer.core.reports import (
     LeaveReport,
     Standing,
     StepReport,
+    WrittenCheckpoint,
 )
 from andon_trainer.core.worker_state import RoundPhase, WorkerState
-from andon_trainer.errors import JoinRefused, LineHalted, LineLost, RunOver, WorkerDropped
+from andon_trainer.errors import (
+    CheckpointRefused,
+    JoinRefused,
+    LineHalted,
+    LineLost,
+    RunOver,
+    WorkerDropped,
+)
 from andon_trainer.exchange.control.connection import Connection
 from andon_trainer.exchange.control.giving import StateGiver
 from andon_trainer.exchange.control.transfer import StateMover
@@ -123,7 +132,9 @@ class Membership:
         self.talk = LineTalk(
             self._link,
             self._habit,
-            None if origin is None else (origin.step, str(config.resume)),
+            None
+            if origin is None
+            else WrittenCheckpoint(origin.step, str(config.resume), origin.head),
             lambda: doing(self._conversation.attending),
         )
         self._raised: RaiseHalted | RaiseDropped | None = None
@@ -280,7 +291,13 @@ class Membership:
             checkpoints=self._config.checkpoints,
             greatest_term=link.greatest_term,
             halt=state.halt,
-            capabilities=self._learner.able((*self._config.capabilities, *candidate.capabilities)),
+            capabilities=self._learner.able(
+                (
+                    *self._config.capabilities,
+                    *candidate.capabilities,
+                    *(() if candidate.restore is None else (BACK,)),
+                )
+            ),
             speed_hint=self._config.speed_hint,
             spare=self._config.spare,
             arithmetic=candidate.arithmetic,
@@ -739,6 +756,22 @@ class Membership:
             case StopListening():
                 self._learner.arrived()
 
+    def _restore(self, asked: TransferAsked) -> str:
+        """Loads a checkpoint that the line goes back to; returns why that failed, or ""."""
+        read, restore = asked.checkpoint, self._candidate.restore
+        assert read is not None
+        try:
+            if restore is None:
+                raise CheckpointRefused("this worker reads no checkpoints")
+            restore(Path(read.folder), read.head)
+        except CheckpointRefused as error:
+            log.error(LogEvent("checkpoint_not_loaded", str(error)))  # noqa: TRY400 (it says all)
+            return str(error)
+        text = f"the line went back to step {asked.step}: its checkpoint is loaded from "
+        log.warning(LogEvent("went_back", f"{text}{read.folder}", step=asked.step))
+        self.talk.wrote(read)
+        return ""
+
     def _move(self, asked: TransferAsked) -> None:
         """Sends or receives state. No round runs meanwhile, or this worker hears it (rule 10)."""
         if asked.sends and asked.beside_training:
@@ -750,7 +783,10 @@ class Membership:
         began = time.perf_counter()
         with self._leaving.at_once():
             # A transfer may take minutes, and there is no step to finish meanwhile.
-            failure = self._mover.move(asked)
+            moves = self._mover.move if asked.checkpoint is None else self._restore
+            failure = moves(asked)
+        if not (failure or asked.sends):
+            self.talk.went_back(asked.step)
         if self.timeline is not None:
             self.timeline.span("send state" if asked.sends else "receive state", began)
         self.talk.show("IDLE")

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from andon.protocol.scalars import Scalar
 from andon_trainer.core.habit import Habit
+from andon_trainer.core.reports import WrittenCheckpoint
 from andon_trainer.exchange.control.connection import Connection
 
 __all__ = ["LineTalk", "Silence", "Talk"]
@@ -30,7 +31,7 @@ class Talk(Protocol):
     def writes(self, step: int) -> None:
         """Notes the step whose checkpoint is being written beside training; 0: none is."""
 
-    def wrote(self, step: int, folder: str) -> None:
+    def wrote(self, checkpoint: WrittenCheckpoint) -> None:
         """Notes a checkpoint that this worker wrote; the line is told with the next message."""
 
 
@@ -46,7 +47,7 @@ class Silence:
     def writes(self, step: int) -> None:
         """Does nothing."""
 
-    def wrote(self, step: int, folder: str) -> None:
+    def wrote(self, checkpoint: WrittenCheckpoint) -> None:
         """Does nothing."""
 
 
@@ -57,7 +58,7 @@ class LineTalk:
         self,
         link: Connection,
         habit: Habit,
-        checkpoint: tuple[int, str] | None = None,
+        checkpoint: WrittenCheckpoint | None = None,
         learning: Callable[[], str] = str,
     ) -> None:
         """Tells nothing yet.
@@ -69,7 +70,7 @@ class LineTalk:
             learning: says how far a worker that learns is behind; empty: it does not learn.
         """
         self.checkpoint = checkpoint
-        """Step and folder of the last checkpoint that this worker wrote or started from."""
+        """The last checkpoint that this worker wrote or started from."""
         self.writing = 0
         """The step of a checkpoint that is being written beside training; 0: none is."""
         self._link = link
@@ -104,6 +105,11 @@ class LineTalk:
         """See `Talk`."""
         self.writing = step
 
-    def wrote(self, step: int, folder: str) -> None:
+    def wrote(self, checkpoint: WrittenCheckpoint) -> None:
         """See `Talk`."""
-        self.checkpoint = step, folder
+        self.checkpoint = checkpoint
+
+    def went_back(self, step: int) -> None:
+        """Forgets what was written after a step that the line went back to."""
+        if self.checkpoint is not None and self.checkpoint.step > step:
+            self.checkpoint = None

@@ -26,6 +26,7 @@ import torch
 from andon.protocol.grains import Grains
 from andon.protocol.limits import MAX_HASHED_SAMPLES
 from andon.protocol.records import PositionRange
+from andon_trainer.averaging.attesting import digest_of
 from andon_trainer.averaging.grain_averaging import GrainAverager
 from andon_trainer.averaging.step_gather import Rows
 from andon_trainer.averaging.verification import Verification
@@ -110,7 +111,9 @@ class GrainStepper(Stepper):
         grains = Grains(assigned.batch, self._grain)
         known = None if kept is None else kept.grains
         self._losses = GrainLosses(grains, assigned.positions, known)
-        self._averager.begin_grains(grains, kept=kept is not None, attests=assigned.attests)
+        self._averager.begin_grains(
+            grains, kept=kept is not None, attests=assigned.attests, anew=assigned.anew
+        )
 
     def _take_up_kept(self, state: StepState) -> None:
         """Does nothing: the sums are where the next grains are added."""
@@ -301,9 +304,10 @@ class GrainStepper(Stepper):
         if assigned.itemises_own:
             itemised |= frozenset(range(Grains(assigned.batch, self._grain).count))
         state.attested = verification.attested(itemised)
-        state.averages_digest = verification.averages_digest()
+        hashes = verification.averages_hashes()
+        state.averages_digest = digest_of(hashes)
         state.mean_check = self._averager.mean_check
-        verification.end()
+        state.apart = self._averager.apart(hashes, state.attested)
 
     def _keep(self, state: StepState, losses: GrainLosses) -> Kept:
         state.collect()

@@ -7,7 +7,7 @@ import math
 import time
 from dataclasses import dataclass, field
 
-from andon.protocol.attestations import Attestation, MeanCheck
+from andon.protocol.attestations import Attestation, MeanCheck, NodeApart
 from andon.protocol.grains import NodeLoss
 from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.compute_clock import Busy
@@ -91,6 +91,8 @@ class StepState:
     """Of the averages, likewise."""
     mean_check: MeanCheck | None = None
     """Its own mean of all nodes, likewise."""
+    apart: tuple[NodeApart, ...] = ()
+    """Where two results of one node differ, as far as both are here."""
     assigned_at: float = field(default_factory=time.perf_counter)
     """When the step was begun, by `time.perf_counter`."""
 
@@ -227,6 +229,7 @@ class StepState:
             attested=self.attested,
             averages_digest=self.averages_digest,
             mean_check=self.mean_check,
+            apart=self.apart,
         )
 
 

@@ -39,6 +39,7 @@ from andon.protocol.arithmetic import Arithmetic, ArithmeticRule, difference, re
 from andon.protocol.records import Key
 from andon.protocol.run_settings import RunPlan
 from andon_trainer.config import LineConfig
+from andon_trainer.core.reports import WrittenCheckpoint
 from andon_trainer.errors import CheckpointRefused
 from andon_trainer.place.member import RunMember
 from andon_trainer.place.position import Position
@@ -63,6 +64,7 @@ class _Writing:
 
     step: int
     folder: Path
+    head: Key
     cut: CheckpointCut
     began: float = 0.0
     ended: float = 0.0
@@ -140,6 +142,23 @@ class WorkerCheckpoints:
         self._written = self.origin.step
         self._generators = dict(states["now"])
         self._alike = {name for name in began if states["began"].get(name) == began[name]}
+
+    def restore(self, replica: Replica, folder: Path, head: Key) -> None:
+        """Loads a checkpoint that the line goes back to, and removes later ones.
+
+        Random generators go on as they are.
+
+        Raises:
+            CheckpointRefused: it is missing, damaged, or of another record, models or optimizers.
+        """
+        self._work.wait()  # What is being written would be torn.
+        facts, _ = replica.load(folder, head)
+        self._written = facts.step
+        run_dir = self._config.run_dir
+        # Later ones are of a history that is no more: `latest` must not find them.
+        for later in () if run_dir is None else checkpoints_in(run_dir):
+            if step_of(later) > facts.step and step_of(later) != self._best:
+                remove_checkpoint(later)
 
     def check(self, plan: RunPlan) -> None:
         """Refuses a script that describes another run than its checkpoint; its length may differ.
@@ -316,7 +335,7 @@ class WorkerCheckpoints:
             self._halt(member, error, folder)
             self._write(replica, member, plan)
             return
-        writing = self._writing = _Writing(step, folder, cut, began)
+        writing = self._writing = _Writing(step, folder, facts.head, cut, began)
         rotate = self._rotation(step)
 
         def copied() -> None:
@@ -358,11 +377,11 @@ class WorkerCheckpoints:
                 "copied: it is taken again, and from now on copied at once",
                 writing.step,
             )
-        elif writing.counts:
+        elif writing.counts and writing.step <= member.position.step:
             if member.timeline is not None:
                 span = ("checkpoint", writing.began, writing.ended)
                 member.timeline.span_on(Track.FILES, *span)
-            self._wrote(member, writing.step, writing.folder)
+            self._wrote(member, writing.step, writing.folder, writing.head)
 
     def _use_the_time(self, replica: Replica, member: RunMember) -> None:
         """Removes older checkpoints, or gets memory for the first one, beside training."""
@@ -415,7 +434,7 @@ class WorkerCheckpoints:
             facts = self._facts(member, plan, replica.digest().hex())
             generators = {"now": rng.capture(self._device), "began": self._began}
             replica.save(folder, facts, generators)
-            self._note(member, here.step, folder)
+            self._note(member, here.step, folder, facts.head)
         except (OSError, TypeError, ValueError) as error:
             log.error(  # noqa: TRY400  # the error says what a person needs
                 "step %d, which nobody else holds, could not be written: %s", here.step, error
@@ -442,7 +461,7 @@ class WorkerCheckpoints:
             if failure is not None:
                 raise failure
             if writing.whole and writing.counts:
-                self._note(member, writing.step, writing.folder)
+                self._note(member, writing.step, writing.folder, writing.head)
                 self._name_best(writing.folder, writing.step)
         except (OSError, TypeError, ValueError) as error:
             log.error(  # noqa: TRY400  # the error says what a person needs
@@ -467,7 +486,7 @@ class WorkerCheckpoints:
             else:
                 break
         self._failed = False
-        self._wrote(member, here.step, folder)
+        self._wrote(member, here.step, folder, facts.head)
         if member.timeline is not None:
             member.timeline.span("checkpoint", began)
         member.talk.show("IDLE")
@@ -483,9 +502,9 @@ class WorkerCheckpoints:
             text = error.strerror or text
         member.stop_line("CHECKPOINT", f"{text} ({folder})")
 
-    def _wrote(self, member: RunMember, step: int, folder: Path) -> None:
+    def _wrote(self, member: RunMember, step: int, folder: Path, head: Key) -> None:
         """A checkpoint is on disk: tells the line, and names it if it is the best one."""
-        self._note(member, step, folder)
+        self._note(member, step, folder, head)
         while True:
             try:
                 self._name_best(folder, step)
@@ -494,10 +513,10 @@ class WorkerCheckpoints:
             else:
                 break
 
-    def _note(self, member: RunMember, step: int, folder: Path) -> None:
+    def _note(self, member: RunMember, step: int, folder: Path, head: Key) -> None:
         self.written.append(folder)
         self._written = self._unproven = step
-        member.talk.wrote(step, str(folder))
+        member.talk.wrote(WrittenCheckpoint(step, str(folder), head))
 
     def _rotation(self, step: int) -> Callable[[], None]:
         """What removes older checkpoints, if a step was committed on top of the newest."""

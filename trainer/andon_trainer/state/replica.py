@@ -12,11 +12,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from andon.host.audit_files import WeightApart
 from andon.host.manifest import CheckpointDamaged, CheckpointFacts
 from andon.protocol.capabilities import COORDINATOR_CAPABILITIES, HASHED_BASE
+from andon.protocol.records import Key
 from andon_trainer.core.reports import Digest
 from andon_trainer.errors import CheckpointRefused, StateCorrupt
 from andon_trainer.model.layout import ModelPlan
+from andon_trainer.state.apart import first_weight_apart
 from andon_trainer.state.base import Base
 from andon_trainer.state.checkpoint_files import (
     BaseFile,
@@ -192,6 +195,10 @@ class Replica:
         digest = digest_and_prefixes(self.modules, self._marked, self.outer, base)
         return Digest(*digest, base_hashed=bool(base))
 
+    def apart_from(self, folder: Path) -> WeightApart | None:
+        """The first element in which the weights are not those of a checkpoint."""
+        return first_weight_apart(self.modules, folder)
+
     def use_outer(self, optimizer: Optimizer) -> None:
         """Makes an outer optimizer's state part of this state and of its digest.
 
@@ -324,17 +331,24 @@ class Replica:
                 found |= {id(part) for part in state.values() if isinstance(part, torch.Tensor)}
         return found
 
-    def load(self, folder: Path) -> tuple[CheckpointFacts, dict[str, Any]]:
+    def load(self, folder: Path, head: Key | None = None) -> tuple[CheckpointFacts, dict[str, Any]]:
         """Loads a checkpoint. States of objects not registered yet are kept for them.
+
+        Args:
+            folder: of the checkpoint.
+            head: the record that it must be of; None: any.
 
         Returns:
             The facts of the checkpoint, and the random generators that were saved with it.
 
         Raises:
-            CheckpointRefused: it is missing, damaged, or of other models or optimizers.
+            CheckpointRefused: it is missing, damaged, or of another record, other models or other
+                optimizers.
         """
         try:
             facts, trees, frozen = load_checkpoint(folder, (*_PARTS, "rng"))
+            if head is not None and facts.head != head:
+                raise ValueError(f"it is of record {facts.head}, and {head} is wanted")
             trees["model"] |= frozen
             missing = sorted(self.registered.keys() - trees["registered"].keys())
             if missing:

@@ -25,9 +25,10 @@ from andon_conformance.judge.line import ScriptedLine
 from andon_conformance.judge.rounds import ClientChunk, ClientRound, Floats, steady
 from andon_conformance.judge.transcript import Event
 
-__all__ = ["graining"]
+__all__ = ["IN_GRAINS", "graining", "grains_of", "nodes_came"]
 
-_SETTING = LineSetting(slot=1, workers=3, same_bits=True)
+IN_GRAINS = LineSetting(slot=1, workers=3, same_bits=True)
+"""A line of three whose client is asked for grains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ class _Attempt:
 )
 async def graining(bench: Bench) -> None:
     """Five attempts at a step in grains, a part of a grain, and a reducer without the tree."""
-    line = await bench.started(_SETTING)
+    line = await bench.started(IN_GRAINS)
     if not line.plan.grain:
         bench.verdicts.skip_undecided("its plan has no grain")
         return
@@ -139,10 +140,10 @@ def _judge_tree(
 
 
 def _count(line: ScriptedLine) -> int:
-    return _grains(line).count
+    return grains_of(line).count
 
 
-def _grains(line: ScriptedLine) -> Grains:
+def grains_of(line: ScriptedLine) -> Grains:
     """The grains of the next batch."""
     plan = line.plan
     return Grains(next_batch(line.cursor, plan.global_batch, plan.epoch_size), plan.grain)
@@ -151,11 +152,18 @@ def _grains(line: ScriptedLine) -> Grains:
 async def _gives(line: ScriptedLine, owned: Iterable[PositionRange]) -> _Attempt:
     """Assigns grains, and judges how the client contributes their nodes."""
     await line.asks()
-    grains = _grains(line)
+    grains = grains_of(line)
     owned = list(owned)
     current = line.assign(positions=grains.ranges(owned))
     attempt = _Attempt(current=current, grains=grains, nodes=cover(owned, grains.count))
-    wanted = len(line.chunks()) * len(attempt.nodes)
+    await line.must("grains.nodes", nodes_came(line, current, len(attempt.nodes)))
+    _judge_nodes(line, attempt)
+    return attempt
+
+
+async def nodes_came(line: ScriptedLine, current: ClientRound, count: int) -> None:
+    """Waits until a round has all chunks of so many contributions, whatever their nodes are."""
+    wanted = len(line.chunks()) * count
     places: set[tuple[object, ...]] = set()
 
     def complete(event: Event) -> bool:
@@ -165,11 +173,8 @@ async def _gives(line: ScriptedLine, owned: Iterable[PositionRange]) -> _Attempt
             places.add((message.block, message.offset, message.node))
         return len(places) >= wanted
 
-    what = f"{len(attempt.nodes)} nodes of {len(line.chunks())} chunks"
-    came = line.transcript.wait(what, complete, current.began)
-    await line.must("grains.nodes", came)
-    _judge_nodes(line, attempt)
-    return attempt
+    what = f"{count} nodes of {len(line.chunks())} chunks"
+    await line.transcript.wait(what, complete, current.began)
 
 
 def _judge_nodes(line: ScriptedLine, attempt: _Attempt) -> None:
@@ -266,7 +271,7 @@ async def _abstain(line: ScriptedLine) -> None:
 async def _part(bench: Bench, line: ScriptedLine) -> None:
     """All positions of a batch but its first."""
     name = "grains.part"
-    grains = _grains(line)
+    grains = grains_of(line)
     if len(grains.positions(0)) == 1:
         bench.verdicts.skip(name, "its grains are single positions")
         return
@@ -281,10 +286,10 @@ async def _part(bench: Bench, line: ScriptedLine) -> None:
 async def _unable(bench: Bench) -> None:
     """A line whose reducer can't add along the tree."""
     name = "grains.reducer"
-    line = await bench.started(_SETTING)
+    line = await bench.started(IN_GRAINS)
     opened = reducer_pb2.RoundOpened(max_payload_bytes=line.servers[0].max_payload_bytes)
     line.servers[0].opened = reducer_pb2.ReduceResponse(round_opened=opened).SerializeToString()
     await line.asks()
-    current = line.assign(positions=(_grains(line).batch,))
+    current = line.assign(positions=(grains_of(line).batch,))
     event = await line.must(name, line.refusal(current))
     line.judge(name, event.kind != "block_gradient", f"{event.kind} came")

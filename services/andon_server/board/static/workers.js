@@ -127,7 +127,8 @@ function showPlace(state) {
 export function costing(known) {
   if (!known || known.cost === null) return "";
   const unit = known.currency ? ` ${known.currency}` : "";
-  const worth = known.samples_per_unit === null ? "" : `: ${several(Math.round(known.samples_per_unit), "sample")} for 1${unit}`;
+  const bought = [[known.samples_per_unit, "sample"], [known.tokens_per_unit, "token"]].filter(([many]) => many !== null);
+  const worth = bought.length ? `: ${bought.map(([many, what]) => several(Math.round(many), what)).join(", ")} for 1${unit}` : "";
   return `Cost: ${known.cost.toFixed(2)}${unit} for ${(known.machine_seconds / 3600).toFixed(2)} machine hours${worth}.`;
 }
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from andon.protocol.halts import HaltEvidence, HaltReason, describe_value
+from andon.protocol.halts import HaltEvidence, HaltReason, describe_value, shown
 
 
 def test_a_label_is_the_reason_in_lower_case() -> None:
@@ -53,3 +53,20 @@ def test_evidence_is_one_sentence() -> None:
 )
 def test_a_value_is_described_shortly(value: float, text: str) -> None:
     assert describe_value(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.25, "0.25"),
+        (0.10000000149011612, "0.1"),
+        (0.25000002980232239, "0.25000003"),
+        (3.4028234663852886e38, "3.4028235e+38"),
+        (-0.0, "-0"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_a_float32_number_is_shown_in_as_many_digits_as_tell_it_from_others(
+    value: float, text: str
+) -> None:
+    assert shown(value) == text

@@ -144,15 +144,20 @@ def test_the_first_parameter_that_differs_is_named_where_the_journal_has_its_has
             for name in ("lower", "upper")
         )
     )
+    apart = {"parameter": "upper", "element": [2], "there": "0.5", "here": "0.25"}
     components = (b"same component!!" + bytes(16)).hex()
     prefixes = {1: ComparedWeights("f1", base_hashed=False, prefixes=b"upper666lower555")}
     judged = Judge(iter([entry(1), entry(2)]), prefixes, lambda key: ATTESTED, layout)
 
     weights_differ = judged.take(weights(1, "f0") | {"prefixes": (b"upper666" + bytes(8)).hex()})
+    element_differs = judged.take(weights(1, "f0") | {"apart": apart})
     grain_differs = found(judged, step(1, attested=[[0, 1, "wrong", "5a", components]]))
 
     assert weights_differ is not None
     assert "recomputed, first in lower; no weights before it" in weights_differ.in_words
+    assert element_differs is not None
+    words = "first in upper[2] (0.5 in the run's checkpoint, 0.25 recomputed); no weights"
+    assert words in element_differs.in_words
     assert grain_differs is not None
     assert (grain_differs.what, grain_differs.parameter) == ("gradient", "upper")
 

@@ -70,6 +70,10 @@ def test_the_table_by_epoch_has_means_by_samples_and_the_last_that_was_logged(
 
     assert main(["export", "--by", "epoch"]) == 0
     first, *rows = csv.reader(capsys.readouterr().out.splitlines())
+    assert main(["export", "--by", "epoch", "--format", "json"]) == 0
+    as_json = json.loads(capsys.readouterr().out)
+    assert main(["export", "--by", "epoch", "--format", "tensorboard"]) == 0
+    assert capsys.readouterr().out.startswith("wrote 9 points")
     main(["show", "0001", "--format", "json"])
     shown = json.loads(capsys.readouterr().out)["epochs"]
     main(["show", "0001"])
@@ -80,6 +84,11 @@ def test_the_table_by_epoch_has_means_by_samples_and_the_last_that_was_logged(
         ["1", "1", "4", "4", "4", "0.5", "2.0"],
     ]
     assert [row[-1] for row in rows] == ["0.25", ""]
+    assert set(as_json) == {"run", "epochs"}
+    assert [(each["loss"], each["val"]) for each in as_json["epochs"]] == [(1.5, 0.25), (0.5, None)]
+    [file] = (tmp_path / "runs" / "0001" / "tensorboard").iterdir()
+    assert b"epoch/val" in file.read_bytes()
+    assert b"step/loss" not in file.read_bytes()
     assert [each["loss"] for each in shown] == [1.5, 0.5]
     assert "0      1 to 3  12       1.5   6.0 s" in capsys.readouterr().out
 

@@ -55,6 +55,7 @@ def test_the_newest_run_comes_first_under_aligned_headings(
         "started",
         "took",
         "steps",
+        "epoch",
         "loss",
         "accuracy",
         "workers",
@@ -62,8 +63,8 @@ def test_the_newest_run_comes_first_under_aligned_headings(
         "state",
     ]
     assert [row.split() for row in rows] == [
-        ["0002", "2001-09-09", "02:46", "-", "0", "-", "-", "0", "0", "stopped"],
-        ["0001", "2001-09-09", "01:46", "4.0s", "2", "2.000", "-", "2", "0", "complete"],
+        ["0002", "2001-09-09", "02:46", "-", "0", "-", "-", "-", "0", "0", "stopped"],
+        ["0001", "2001-09-09", "01:46", "4.0s", "2", "0", "2.000", "-", "2", "0", "complete"],
     ]
 
 
@@ -126,7 +127,7 @@ def test_a_journal_that_can_not_be_read_hides_no_other_run(runs: Path) -> None:
     lines = history_lines(read_runs(runs))
 
     assert lines[1].split()[-1] == "complete"
-    assert lines[2].split() == ["0002", "-", "-", "-", "-", "-", "-", "-", "unreadable"]
+    assert lines[2].split() == ["0002", *["-"] * 8, "unreadable"]
     assert "can't be read" in lines[3]
 
 

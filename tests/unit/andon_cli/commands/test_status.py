@@ -87,9 +87,9 @@ def test_a_worker_that_is_gone_has_no_share_any_more() -> None:
 
 
 def test_a_run_with_a_price_says_what_it_cost_and_one_without_says_nothing() -> None:
-    priced = replace(STATUS, cost=RunCost(5400.0, 0.75, "EUR", 1.125, 6656.0))
+    priced = replace(STATUS, cost=RunCost(5400.0, 0.75, "EUR", 1.125, 6656.0, 3407872.0))
 
-    said = "cost      1.12 EUR for 1.50 machine hours: 6 656 samples for 1 EUR"
+    said = "cost      1.12 EUR for 1.50 machine hours: 6 656 samples, 3 407 872 tokens for 1 EUR"
     assert status_lines(priced)[-1] == said
     assert not any("machine hours" in line for line in status_lines(STATUS))
 

@@ -29,7 +29,7 @@ from andon_trainer.exchange.control.heartbeats import ScalarOutbox
 from andon_trainer.exchange.path import Inbox
 from andon_trainer.timeline import Timeline
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "ReadFailures"]
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +37,39 @@ _FIRST_PATIENCE_S = 300.0
 _FIRST_WAIT_S = 0.05
 _GROWTH = 1.5
 _LONGEST_WAIT_S = 2.0
+_READ_WAITS_S = (0.05, 0.5, 5.0, 15.0, 15.0)
+"""After so many streams that could not be read, one more would not be either."""
+_STABLE_S = 60.0
+"""A stream that was read for so long begins a new row."""
 _SERVICE = "service.json"
 """The file in a run's folder in which its service says where it is, and that the run is over."""
+
+
+class ReadFailures:
+    """Streams in a row that this end could not read, for reasons that nobody foresaw.
+
+    Joining again at once would bring the same message, and the same failure, many times a second.
+    """
+
+    def __init__(self) -> None:
+        """There was none yet."""
+        self.in_a_row = 0
+
+    def wait_s(self, failure: Exception | None, lived_s: float = 0.0) -> float | None:
+        """How long to wait before the next Join, in seconds; None: it would not help any more.
+
+        Args:
+            failure: of the last stream; None: it was read to its end.
+            lived_s: for how long it was read.
+        """
+        if failure is None or lived_s > _STABLE_S:
+            self.in_a_row = 0
+        if failure is None:
+            return 0.0
+        if self.in_a_row == len(_READ_WAITS_S):
+            return None
+        self.in_a_row += 1
+        return _READ_WAITS_S[self.in_a_row - 1]
 
 
 class Connection:
@@ -56,6 +87,9 @@ class Connection:
         self.outbox = ScalarOutbox()
         """What the script logged, for whichever stream there is."""
         self._explainer = Explainer()
+        self._failures = ReadFailures()
+        self._began = 0.0
+        """When the present stream was joined, as a monotonic time in seconds."""
         self.incarnation = secrets.randbits(64)
         """Distinguishes this process from another one that wants its slot."""
         self._started_at = _process_began_at()
@@ -122,7 +156,9 @@ class Connection:
         """
         # Before anything is opened: a Join has the run's token in it.
         self._refuse_plain_text()
+        failure = None if self._control is None else self._control.failure
         self.close()
+        self._wait_after(failure, joining)
         patience_s = self._joined.liveness.reconnect_s if self._joined else _FIRST_PATIENCE_S
         deadline, wait_s = time.monotonic() + patience_s, _FIRST_WAIT_S
         while True:
@@ -169,6 +205,23 @@ class Connection:
                 joining.step,
             )
         return self.joined
+
+    def _wait_after(self, failure: Exception | None, joining: Joining) -> None:
+        """Waits if the last stream could not be read, longer each time.
+
+        Raises:
+            LineLost: it is not to be expected that the next one can.
+        """
+        wait_s = self._failures.wait_s(failure, time.monotonic() - self._began)
+        if wait_s is None:
+            text = (
+                f"what the coordinator at {self._config.address} sends could not be read "
+                f"{self._failures.in_a_row + 1} times in a row ({failure!r}): this is a mistake of "
+                "Andon's, and its traceback is in this worker's log"
+            )
+            raise LineLost(text, self._config.address, joining.step) from failure
+        if wait_s:
+            time.sleep(wait_s)
 
     def close(self, *, after_s: float = 0.0) -> None:
         """Ends the stream, giving the coordinator up to `after_s` to take what was sent."""
@@ -254,7 +307,7 @@ class Connection:
             stream.close()
             raise
         self._joined = replace(joined, run_id=joined.run_id or joining.run_id)
-        self._control = stream
+        self._control, self._began = stream, time.monotonic()
 
 
 def _completed_since(folder: Path, run_id: str, started_at: float) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import grpc
 
+from andon.host.logs import LogEvent
 from andon.protocol.limits import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -31,7 +32,13 @@ from andon_trainer.core.events import (
     Resumed,
     TransferAsked,
 )
-from andon_trainer.core.reports import Joined, Joining, LeaveReport, StepReport
+from andon_trainer.core.reports import (
+    Joined,
+    Joining,
+    LeaveReport,
+    StepReport,
+    WrittenCheckpoint,
+)
 from andon_trainer.errors import AndonError, JoinRefused
 from andon_trainer.exchange.channels import open_channel
 from andon_trainer.exchange.control.explaining import Explainer
@@ -90,6 +97,8 @@ class ControlStream:
         """Opens listening streams: a round goes on without this worker. False: it can't."""
         self.explainer: Explainer | None = None
         """Answers questions why this worker is late; None: nobody does."""
+        self.failure: Exception | None = None
+        """Why this end could not read the stream, if it was for a reason that nobody foresaw."""
         self._assigned: Assigned | None = None
         """The last round that this worker was to take part in."""
         self._transfer: int | None = None
@@ -158,7 +167,7 @@ class ControlStream:
         self,
         effect: RequestWork,
         ring_address: str,
-        checkpoint: tuple[int, str] | None,
+        checkpoint: WrittenCheckpoint | None,
         checkpoint_begun: int,
     ) -> None:
         """Requests an assignment, or the end of the epoch.
@@ -166,7 +175,7 @@ class ControlStream:
         Args:
             effect: what the core wants.
             ring_address: where the rank before this worker would reach it; empty: no ring.
-            checkpoint: step and folder of the last one that this worker wrote or started from.
+            checkpoint: the last one that this worker wrote or started from.
             checkpoint_begun: the step of one that is being written; 0: none is.
         """
         self._outgoing.put(work_to(effect, ring_address, checkpoint, checkpoint_begun))
@@ -226,25 +235,17 @@ class ControlStream:
         refusal: AndonError | None = None
         try:
             for response in self._call:
-                if response.HasField("probe"):
-                    # Here, and not in the inbox, which waits for the script.
-                    answer = pb.ProbeAnswer(number=response.probe.number)
-                    self._outgoing.put(pb.TrainRequest(probe_answer=answer))
-                    continue
-                if response.HasField("explain"):
-                    self._explain(response.explain.number)
-                    continue
-                if response.HasField("heartbeat_answer"):
-                    self._heartbeats.answered(response.heartbeat_answer)
-                event = event_from(response, fragments=fragments)
-                # Before the inbox has it: the transfer may be looked for at once.
-                self._note_transfer(event)
-                self._deliver(event)
+                self._take(response, fragments)
         except grpc.RpcError as error:
             refusal = refusal_from(error)
             reason = f"{error.code().name}: {error.details()}"
         except conversion.WireError as error:
             reason = f"the coordinator sent an invalid message: {error}"
+            self._call.cancel()
+        except Exception as error:  # A mistake of ours; the script's thread decides what follows.
+            log.exception(LogEvent("control_unreadable"))
+            reason = f"what the coordinator sent could not be read: {error!r}"
+            self.failure = error
             self._call.cancel()
         finally:
             # The event before the call: a transfer that is cut short by `act` returns to a thread
@@ -257,6 +258,23 @@ class ControlStream:
             for act in list(self._sending.values()):
                 if act is not None:
                     act()
+
+    def _take(self, response: pb.TrainResponse, fragments: int) -> None:
+        """Answers a message here, or passes it on to the script's thread."""
+        if response.HasField("probe"):
+            # Here, and not in the inbox, which waits for the script.
+            answer = pb.ProbeAnswer(number=response.probe.number)
+            self._outgoing.put(pb.TrainRequest(probe_answer=answer))
+            return
+        if response.HasField("explain"):
+            self._explain(response.explain.number)
+            return
+        if response.HasField("heartbeat_answer"):
+            self._heartbeats.answered(response.heartbeat_answer)
+        event = event_from(response, fragments=fragments)
+        # Before the inbox has it: the transfer may be looked for at once.
+        self._note_transfer(event)
+        self._deliver(event)
 
     def _explain(self, number: int) -> None:
         """Has a question answered, from another thread than this one and the script's."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable
 from itertools import count
-from pathlib import Path
 
+from andon.host.memory import resident_bytes
 from andon.protocol.limits import clipped
 from andon.protocol.scalars import Scalar
 from andon.v1 import coordinator_pb2 as pb
@@ -82,17 +81,9 @@ class ProcessMeter:
     def read(self, at: float, used_s: float) -> tuple[float | None, int | None]:
         """Busy cores, and memory in bytes; None: not measured yet, or this machine can't tell."""
         if at - self._at >= _METER_EVERY_S:
-            self._last = (used_s - self._used_s) / (at - self._at), _memory_bytes()
+            self._last = (used_s - self._used_s) / (at - self._at), resident_bytes()
             self._at, self._used_s = at, used_s
         return self._last
-
-
-def _memory_bytes() -> int | None:
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):  # not Linux
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 class Heartbeats:

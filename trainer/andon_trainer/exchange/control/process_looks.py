@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from andon.host.memory import available_bytes
+from andon.host.memory import available_bytes, resident_bytes
 from andon.protocol.slowness import ProcessFacts
 
 __all__ = ["ProcessLook", "facts_between", "look", "thread_waits_for_disk"]
@@ -108,7 +108,7 @@ def facts_between(first: ProcessLook, second: ProcessLook, disk: float | None) -
         major_faults=rate("major_faults"),
         swapped_in=rate("swapped_in", _PAGE),
         swap_bytes=_kibibytes(_SELF / "status", "VmSwap:"),
-        memory_bytes=_kibibytes(_SELF / "status", "VmRSS:"),
+        memory_bytes=resident_bytes(),
         free_bytes=available_bytes(),
         waited_for_disk=min(1.0, max(waits)) if waits else None,
         disk_bytes=rate("disk_bytes"),

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from andon.host.process import own_process
-from andon.protocol.limits import MAX_PACING_BYTES, clipped
+from andon.protocol.limits import MAX_NODES_APART, MAX_PACING_BYTES, clipped
 from andon.protocol.records import Key
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import ring_pb2
@@ -28,7 +28,15 @@ from andon_trainer.core.effects import (
     RequestWork,
     SendNumber,
 )
-from andon_trainer.core.reports import Digest, Joined, Joining, LeaveReport, Standing, StepReport
+from andon_trainer.core.reports import (
+    Digest,
+    Joined,
+    Joining,
+    LeaveReport,
+    Standing,
+    StepReport,
+    WrittenCheckpoint,
+)
 from andon_trainer.errors import AndonError, JoinRefused
 
 _GREATEST_FLOAT32 = 3.4028234663852886e38
@@ -89,8 +97,11 @@ def _process() -> pb.ProcessPlace | None:
     return pb.ProcessPlace(host=own.host, id=own.id) if own.host else None
 
 
-def _checkpoint_plan(plan: tuple[int, str] | None) -> pb.CheckpointPlan | None:
-    return None if plan is None else pb.CheckpointPlan(every=plan[0], folder=clipped(plan[1]))
+def _checkpoint_plan(plan: tuple[int, str, int] | None) -> pb.CheckpointPlan | None:
+    if plan is None:
+        return None
+    every, folder, keep = plan
+    return pb.CheckpointPlan(every=every, folder=clipped(folder), keep=keep)
 
 
 def accepted_from(message: pb.TrainResponse) -> Joined:
@@ -167,6 +178,7 @@ def _event_of(message: pb.TrainResponse) -> events.Event | None:
                 cursor=conversion.cursor_from_proto(transfer.cursor),
                 address=transfer.address,
                 beside_training=transfer.beside_training,
+                checkpoint=_checkpoint_to_read(transfer),
             )
         case "learn":
             return events.LearningAsked(
@@ -185,6 +197,13 @@ def _event_of(message: pb.TrainResponse) -> events.Event | None:
                 tuple(result.data),
             )
     return None
+
+
+def _checkpoint_to_read(transfer: pb.StateTransfer) -> WrittenCheckpoint | None:
+    if not transfer.HasField("checkpoint"):
+        return None
+    read = transfer.checkpoint
+    return WrittenCheckpoint(read.step, read.folder, conversion.key_from_proto(read.head))
 
 
 def _halt_or_end(message: pb.TrainResponse) -> events.Event:
@@ -257,7 +276,7 @@ def request_to(effect: Report) -> pb.TrainRequest:
 def work_to(
     effect: RequestWork,
     ring_address: str,
-    checkpoint: tuple[int, str] | None,
+    checkpoint: WrittenCheckpoint | None,
     checkpoint_begun: int,
 ) -> pb.TrainRequest:
     """A request for work, or for the end of the epoch, as a message."""
@@ -330,6 +349,7 @@ def ready_to(report: StepReport) -> pb.StepReady:
         attested=conversion.attestations_to_proto(report.attested),
         averages_digest=report.averages_digest,
         mean_check=conversion.mean_check_to_proto(report.mean_check),
+        apart=conversion.nodes_apart_to_proto(report.apart[:MAX_NODES_APART]),
     )
     if report.digest.sha256:
         message.digest.CopyFrom(_digest(report.digest_head, report.digest))
@@ -350,9 +370,9 @@ def leave_to(departure: LeaveReport) -> pb.Leave:
     return message
 
 
-def _checkpoint(checkpoint: tuple[int, str]) -> pb.Checkpoint:
-    step, folder = checkpoint
-    return pb.Checkpoint(step=step, folder=clipped(folder))
+def _checkpoint(checkpoint: WrittenCheckpoint) -> pb.Checkpoint:
+    head = conversion.key_to_proto(checkpoint.head)
+    return pb.Checkpoint(step=checkpoint.step, folder=clipped(checkpoint.folder), head=head)
 
 
 def _number(effect: SendNumber) -> pb.ScalarAllReduce:
