@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from andon.host.errors import ExitCode
-from integration.harness import await_exit, finish, start_host, start_line, train, train_alone
+from integration.harness import await_exit, finish, start_line_with_host, train, train_alone
 
 pytestmark = pytest.mark.integration
 
@@ -28,15 +28,15 @@ def test_a_host_with_one_wrong_bit_is_dropped_and_the_others_end_with_the_right_
 ) -> None:
     flags = *FLAGS, "--min-workers", "1", "--on-wrong-arithmetic", "drop"
 
-    with start_line(tmp_path, {}, 3, *flags, script=SCRIPT, started=2) as (service, workers):
-        # The bit is wrong in the process that does not speak to the line.
-        host = start_host(tmp_path / "host", service, {"flips": [1, 3]}, script=SCRIPT)
-        workers += host
-        seen = finish(workers[:2])
+    # The bit is wrong in the process that does not speak to the line.
+    specs = {"flips": [1, 3]}, dict[str, Any]()
+    line = start_line_with_host(tmp_path, specs, 2, *flags, script=SCRIPT)
+    with line as (service, processes):
+        seen = finish(processes[2:])
         status = service.status().verification
 
-        await_exit(host, ExitCode.LOST)
-        dropped = [each.seen for each in host]
+        await_exit(processes[:2], ExitCode.LOST)
+        dropped = [each.seen for each in processes[:2]]
 
     assert [each["weights"] for each in seen] == [weights] * 2
     assert [each["step"] for each in dropped] == [2, 2]
