@@ -8,6 +8,10 @@ evidence is noted, and the step is tried again without the fault. So all faults 
 each other. A script that runs alone, and is right, says which faults changed nothing: rounding
 swallows some, and those are no wrong arithmetic.
 
+With `--reducers 2` the mean is made by two reducers in processes of their own, in turn by a wrong
+one: each must be named by its address. A long run may be cut into slices of other seeds, whose rows
+`--append` adds to the same file.
+
     python benchmarks/wrong_arithmetic.py --json benchmarks/results/wrong-arithmetic.json
     python benchmarks/wrong_arithmetic.py --workers 3 --faults 0 --reducer-faults 0 \
         --clean-steps 12500 --json benchmarks/results/wrong-arithmetic-clean.json
@@ -42,7 +46,33 @@ __all__ = ["measure"]
 
 _HERE = Path(__file__).parent
 _FLAGS = ("--same-bits", "--verify", "1.0", "--arithmetic", "tell", "--liveness", "20")
+_SMALL_CHUNKS = ("--chunk-elements", "32")
+"""The model has 163 elements, and each reducer is to have some."""
 _PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True)
+class Reducer:
+    """One that makes a mean wrong once `file` is there."""
+
+    file: Path
+    address: str = ""
+    """Empty: the service's own one."""
+
+    @property
+    def name(self) -> str:
+        """What a halt calls it."""
+        return f"the reducer at {self.address}" if self.address else "the service's own reducer"
+
+
+@dataclass(frozen=True)
+class Spoiled:
+    """A mean that was made wrong."""
+
+    name: str
+    """Whose it was."""
+    halts: int
+    """How many there had been before."""
 
 
 @dataclass
@@ -50,43 +80,73 @@ class Watch:
     """What a line's status has shown, halt by halt; each halt was answered with RETRY."""
 
     halts: list[HaltEvidence] = field(default_factory=list)
-    reducer: list[tuple[int, int]] = field(default_factory=list)
-    """The line's step before and after each mean that a reducer made wrong."""
+    reducer: list[Spoiled] = field(default_factory=list)
     grains: int = 0
     """Grains that two workers computed alike."""
 
 
-def measure(
-    workers: int, count: int, reducer_faults: int, seed: int, clean: int = 0
-) -> dict[str, Any]:
-    """Runs one line, and counts what became of its faults.
-
-    Args:
-        workers: how many.
-        count: faults of workers.
-        reducer_faults: those of the reducer.
-        seed: of the faults.
-        clean: steps without a fault, beside those between the faults.
-    """
-    faults = plan_of(count, workers, seed)
-    steps = CLEAN + 2 * count + CLEAN + clean
+def measure(workers: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Runs one line, and counts what became of its faults."""
+    count = options.faults
+    faults = plan_of(count, workers, options.seed)
+    steps = CLEAN + 2 * count + CLEAN + options.clean_steps
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        plan, wrong_file = folder / "plan.json", folder / "wrong"
+        plan = folder / "plan.json"
         write_plan(faults, plan)
         spec = {"plan": str(plan), "steps": steps}
         endless = {**spec, "steps": None}
         alone = _finish([stack.enter_context(_worker(folder, {**spec, "slot": None}))])[0]
-        os.environ["ANDON_WRONG_FILE"] = str(wrong_file)
+        os.environ["ANDON_WRONG_FILE"] = str(folder / "wrong")
         program = (str(_HERE / "wrong_service.py"),)
-        line = stack.enter_context(serving(folder, workers, _FLAGS, program=program))
+        flags = (*_FLAGS, *_with_reducers(folder, options.reducers))
+        line = stack.enter_context(serving(folder, workers, flags, program=program))
+        reducers = [
+            stack.enter_context(_reducer(folder, number, line))
+            for number in range(options.reducers)
+        ] or [Reducer(folder / "wrong")]
         started = [
             stack.enter_context(_worker(folder, {**endless, "slot": slot}, line, workers))
             for slot in range(workers)
         ]
-        watch = _follow(line, steps, reducer_faults, wrong_file)
+        watch = _follow(line, steps, options.reducer_faults, reducers)
         seen = _finish(started)
-    return _counted(workers, faults, watch, alone, seen)
+    row = _counted(workers, faults, watch, alone, seen)
+    return {**row, "reducers": options.reducers, "seed": options.seed}
+
+
+def _with_reducers(folder: Path, count: int) -> tuple[str, ...]:
+    """The flags of a service that reduces nothing itself, as others do; none without them."""
+    if not count:
+        return ()
+    secret = folder / "secret"
+    secret.write_text("a secret of more than sixteen bytes")
+    secret.chmod(0o600)
+    flags = "--role", "coordinator", "--reducers", str(count), "--secret-file", str(secret)
+    return *flags, *_SMALL_CHUNKS
+
+
+@contextmanager
+def _reducer(folder: Path, number: int, line: Service) -> Iterator[Reducer]:
+    """A reducer in a process of its own, which errs when it is told to."""
+    file = folder / f"wrong-{number}"
+    command = [sys.executable, str(_HERE / "wrong_service.py"), "serve", "--role", "reducer"]
+    command += ["--coordinator", line.address, "--secret-file", str(folder / "secret")]
+    command += ["--port", "0", "--metrics-port", "0", "--announce", *_SMALL_CHUNKS]
+    with (folder / f"reducer-{number}.err").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "ANDON_WRONG_FILE": str(file)},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    try:
+        assert process.stdout is not None
+        yield Reducer(file, json.loads(process.stdout.readline())["address"])
+    finally:
+        process.kill()
+        process.wait()
 
 
 @contextmanager
@@ -118,8 +178,8 @@ def _finish(workers: Sequence[tuple[subprocess.Popen[bytes], Path]]) -> list[dic
     return [json.loads(out.read_text()) for _, out in workers]
 
 
-def _follow(line: Service, steps: int, reducer_faults: int, file: Path) -> Watch:
-    """Answers all halts; after `steps` steps the reducer is told to err, and the run is ended."""
+def _follow(line: Service, steps: int, reducer_faults: int, reducers: Sequence[Reducer]) -> Watch:
+    """Answers all halts; after `steps` steps reducers are told to err, and the run is ended."""
     watch, left = Watch(), reducer_faults
     with open_channel(line.address, (), None) as channel:
         stub = CoordinatorStub(channel)
@@ -133,7 +193,9 @@ def _follow(line: Service, steps: int, reducer_faults: int, file: Path) -> Watch
                 return watch
             elif left and status.step > steps:
                 left -= 1
-                watch.reducer.append(_spoil_a_mean(stub, file))
+                chosen = reducers[left % len(reducers)]
+                watch.reducer.append(Spoiled(chosen.name, len(watch.halts)))
+                _spoil_a_mean(stub, chosen.file)
             elif status.step > steps:
                 stub.Drain(pb.DrainRequest(operator=Path(__file__).name))
             time.sleep(0.01)
@@ -149,8 +211,8 @@ def _answer(stub: CoordinatorStub, halt: HaltEvidence, watch: Watch) -> None:
     stub.ClearHalt(answer)
 
 
-def _spoil_a_mean(stub: CoordinatorStub, file: Path) -> tuple[int, int]:
-    """Has the reducer make a mean wrong; returns the line's step before, and when that showed."""
+def _spoil_a_mean(stub: CoordinatorStub, file: Path) -> None:
+    """Has a reducer make a mean wrong, and waits until that shows, or never will."""
     before = _status(stub).step
     file.touch()
     until = time.monotonic() + _PATIENCE_S
@@ -159,7 +221,7 @@ def _spoil_a_mean(stub: CoordinatorStub, file: Path) -> tuple[int, int]:
         if not file.exists() and (
             status.state == pb.LINE_STATE_HALTED or status.step > before + CLEAN
         ):
-            return before, status.step
+            return
         time.sleep(0.01)
     raise RuntimeError("the reducer made no mean")
 
@@ -189,6 +251,8 @@ class _Tally:
     """Convicted: somebody else."""
     nobody: int = 0
     """The line halted, and convicted nobody."""
+    element: int = 0
+    """The halt named the first element that differs."""
 
     @property
     def row(self) -> dict[str, int]:
@@ -224,16 +288,20 @@ def _counted(
         tally.before += not late
         tally.after += late
         _judge(tally, halt, mine["worker"])
-    for before, after in watch.reducer:
+    ends = [*(each.halts for each in watch.reducer[1:]), len(watch.halts)]
+    for each, end in zip(watch.reducer, ends, strict=False):
         tally = tallies[REDUCER]
         tally.injected += 1
-        found = [step for step in range(before, after + 3) if step in halts]
-        explained.update(found)
+        found = watch.halts[each.halts : end]
+        explained.update(halt.step for halt in found)
         tally.before += bool(found)
-        named = any("reducer added wrong" in halts[step].message for step in found)
-        tally.right += named
-        tally.nobody += bool(found) and not named
-        tally.wrong += any(halts[step].HasField("worker") for step in found)
+        said = [halt.message for halt in found]
+        right = any(message.startswith(f"{each.name} added wrong") for message in said)
+        other = any("added wrong" in message for message in said) and not right
+        tally.right += right
+        tally.element += any(halt.element for halt in found)
+        tally.nobody += bool(found) and not right and not other
+        tally.wrong += other or any(halt.HasField("worker") for halt in found)
         tally.missed += not found
     alarms = [each for each in watch.halts if each.step not in explained]
     return {
@@ -252,6 +320,7 @@ def _apart(step: int, alone: dict[str, Any], seen: Sequence[dict[str, Any]]) -> 
 
 
 def _judge(tally: _Tally, halt: HaltEvidence, guilty: int) -> None:
+    tally.element += bool(halt.element)
     if not halt.HasField("worker"):
         tally.nobody += 1
     elif halt.worker == guilty:
@@ -268,17 +337,20 @@ def main() -> None:
     parser.add_argument("--workers", nargs="+", type=int, default=[2, 3, 4], metavar="N")
     parser.add_argument("--faults", type=int, default=340, help="of each number of workers")
     parser.add_argument("--reducer-faults", type=int, default=10)
+    parser.add_argument("--reducers", type=int, default=0, help="in processes of their own")
     parser.add_argument("--clean-steps", type=int, default=0, help="more steps without a fault")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--append", action="store_true", help="keep the rows that the file has")
     options = parser.parse_args()
     machine, rows = describe_machine(), []
+    if options.append and options.json.exists():
+        rows = json.loads(options.json.read_text())["rows"]
     for workers in options.workers:
         began = time.perf_counter()
-        row = measure(
-            workers, options.faults, options.reducer_faults, options.seed, options.clean_steps
-        )
+        row = measure(workers, options)
         row["took_s"] = round(time.perf_counter() - began, 1)
+        row["load"] = round(os.getloadavg()[0], 1)
         rows.append(row)
         print(f"{workers} workers, {row['took_s']} s; {dict(row['halts'])}")
         for place, counts in row["places"].items():

@@ -78,15 +78,17 @@ def mean_checked(
     Args:
         terms: its assignment.
         wrong: as in `attested`, what others have sent to it.
-        odd: `mean`: what came is another mean; `sums`: it got other sums.
+        odd: `mean`: what came is another mean, in block 0, or with `mean:3` in block 3; `sums`: it
+            got other sums.
     """
     if not terms.sums:
         return None
     nodes = [each.node for each in terms.sums if each.relayed]
     relayed = tuple(_hash(terms.parent, node, _marks(node, wrong or {})) for node in nodes)
     relayed = (bytes(DIGEST_BYTES),) * len(nodes) if odd == "sums" else relayed
-    expected, came = b"e" * DIGEST_BYTES, (b"x" if odd == "mean" else b"e") * DIGEST_BYTES
-    apart = ElementApart(0, 1, 1.5, 1.25) if odd == "mean" else None
+    kind, _, block = odd.partition(":")
+    expected, came = b"e" * DIGEST_BYTES, (b"x" if kind == "mean" else b"e") * DIGEST_BYTES
+    apart = ElementApart(int(block or 0), 1, 1.5, 1.25) if kind == "mean" else None
     return MeanCheck(expected=expected, came=came, relayed=relayed, apart=apart)
 
 

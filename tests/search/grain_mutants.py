@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from andon.protocol.attestations import MeanCheck
 from andon.protocol.grains import Grains
 from andon.protocol.messages import BlockGradient
 from andon.protocol.records import PositionRange
 from andon.protocol.shards import Ranges
+from andon_coordinator.core import mean_checking, steps, verdicts, verifying
 from andon_coordinator.core import round as round_module
-from andon_coordinator.core import steps, verdicts, verifying
+from andon_coordinator.core.mean_verdicts import MeanJudgement
 from andon_coordinator.core.verdicts import Inquest, Judgement
 from andon_reducer.core.exchange import IncompleteChunk, place_of
 from andon_reducer.core.nodes import ExchangeNodes
@@ -20,7 +22,7 @@ from andon_reducer.core.stream import StreamState
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.keeping import Kept
 from search.mutants import Mutant, Patch, Right, mutants_of, wrap
-from search.state import WRONG_ARITHMETIC, Bounds
+from search.state import RELAYED, WRONG_ARITHMETIC, Bounds
 from search.worker import Worker
 
 __all__ = ["GRAIN_MUTANTS"]
@@ -108,3 +110,23 @@ def _one_witness_convicts(right: Right, inquest: Inquest) -> Judgement:
     node, (first, *others) = found.node, inquest.given.values()
     wrong = [each for each in others if each.digests.get(node) != first.digests.get(node)]
     return replace(found, convicted=tuple(wrong))
+
+
+_RELAYED = replace(_world(RELAYED), workers=3, verifies=True)
+
+
+@_mutant(_RELAYED, "did not get all sums", mean_checking, "judge_means")
+def _sums_that_came_changed_are_committed(right: Right, *given: Any) -> MeanJudgement | None:
+    """Section 37, rule 10: where no mean differs, nobody looks at what was relayed."""
+    found: MeanJudgement | None = right(*given)
+    return None if found is None or found.apart is None else found
+
+
+@_mutant(_RELAYED, "a reducer is convicted", mean_checking, "judge_means")
+def _a_mean_of_sums_that_came_changed_convicts(
+    right: Right, checks: Mapping[int, MeanCheck], *given: Any
+) -> MeanJudgement | None:
+    """Section 37, rule 10: workers that made one mean are believed, whatever they made it of."""
+    found: MeanJudgement | None = right(checks, *given)
+    made = {each.expected for each in checks.values() if each.apart is not None}
+    return found if found is None or len(made) != 1 else replace(found, convicts=True)

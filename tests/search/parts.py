@@ -274,6 +274,8 @@ def _flatten_ready(value: Ready, plain: list[object], marks: list[Mark]) -> None
     plain.append((value.weight, value.total_weight, value.world_size, value.samples))
     plain.append(tuple((each.node, each.weight) for each in value.node_losses))
     plain.append(tuple((each.node, each.digest) for each in value.attested))
+    check = value.mean_check
+    plain.append(None if check is None else (check.expected, check.came, check.relayed))
     _flatten(value.key, plain, marks)
 
 

@@ -13,6 +13,7 @@ __all__ = [
     "NOTICE",
     "OVERLAP_FAULTS",
     "RAISED",
+    "RELAYED",
     "WRONG_ARITHMETIC",
     "Bounds",
     "Draft",
@@ -56,6 +57,9 @@ NOTICE = "notice"  # a worker's machine is about to go: a fresh one comes once i
 
 WRONG_ARITHMETIC = "wrong"  # a worker computes a grain wrong, its own or one that it verifies
 """Likewise; where steps are verified."""
+
+RELAYED = "relayed"  # a sum that is relayed comes otherwise than it was sent
+"""Likewise; with three workers or more, since two have each other's sums."""
 
 OVERLAP_FAULTS = ALL_FAULTS | {
     "leaves",  # a script leaves its epoch early

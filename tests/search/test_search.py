@@ -18,6 +18,7 @@ from search.state import (
     NOTICE,
     OVERLAP_FAULTS,
     RAISED,
+    RELAYED,
     WRONG_ARITHMETIC,
     Bounds,
 )
@@ -186,8 +187,12 @@ def test_f_dp_002_with_grains_every_position_is_in_one_node_in_any_state_after(k
 @pytest.mark.parametrize(
     "bounds",
     # Of three workers one can be convicted.
-    [replace(VERIFIED, faults=2), replace(VERIFIED, workers=3)],
-    ids=["two wrong results", "three workers"],
+    [
+        replace(VERIFIED, faults=2),
+        replace(VERIFIED, workers=3),
+        replace(VERIFIED, workers=3, kinds=frozenset({RELAYED})),
+    ],
+    ids=["two wrong results", "three workers", "a sum that comes changed"],
 )
 def test_a_wrong_result_is_never_committed_nor_anybody_convicted_who_was_right(
     bounds: Bounds,

@@ -172,6 +172,8 @@ class Worker:
     """How often the script moved its scheduler: once for each step, after the step's means."""
     sums: tuple[Kept, Weights] | None = None
     """With grains: what it has summed since the head, and of which weights."""
+    heard_otherwise: Key | None = None
+    """The last round in which a sum came to it otherwise than it was sent."""
 
     @property
     def state(self) -> WorkerState:
@@ -195,6 +197,10 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.local = LocalWeights(self.slot)
+
+    def hears_otherwise(self, key: Key) -> None:
+        """A sum came to it otherwise than it was sent, in this round."""
+        self.heard_otherwise = key
 
     def load(self, checkpoint: Checkpoint) -> None:
         """The process loads a checkpoint before it joins."""

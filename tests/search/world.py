@@ -397,6 +397,12 @@ class World:
                 raise Wrong(f"C-COMMIT-001: {key} is committed, and worker {slot} is not ready")
 
         self._check_agreed(save)
+        for slot in save.record.roster:
+            if self.worker(draft, slot).heard_otherwise == key:
+                raise Wrong(
+                    f"section 37: {key} is committed, and worker {slot} did not get all sums as "
+                    "they were sent"
+                )
         self._check_late(draft, save.record)
 
     def _check_late(self, draft: Draft, record: Record) -> None:
@@ -421,7 +427,9 @@ class World:
                 )
 
     def _check_verdict(self, verdict: do.SaveVerdict) -> None:
-        """Nobody is convicted who never attested anything wrong."""
+        """Nobody is convicted who never attested anything wrong, nor a reducer: they are right."""
+        if "added wrong" in verdict.text:
+            raise Wrong("section 37: a reducer is convicted, and was right")
         if verdict.worker is None:
             return
         given = [each for each in json.loads(verdict.evidence) if each["worker"] == verdict.worker]

@@ -7,13 +7,14 @@ only reads them, on a thread of its own.
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from andon.host.metrics import MetricsEndpoint, MetricsGuard
@@ -25,6 +26,7 @@ from andon.protocol.records import Key
 from andon_trainer.config import LineConfig
 from andon_trainer.core.reports import StepReport
 from andon_trainer.exchange.channels import close_in_children
+from andon_trainer.exchange.control.process_looks import retransmitted
 from andon_trainer.exchange.path import Traffic
 from andon_trainer.timeline import Timeline
 
@@ -96,13 +98,54 @@ class GpuMetrics(Collector):
         return memory, utilization
 
 
+class LinkMetrics(Collector):
+    """What this process's TCP connections sent again, read at each scrape."""
+
+    def __init__(
+        self, registry: CollectorRegistry, read: Callable[[], Mapping[int, int] | None]
+    ) -> None:
+        """Registers the metric; `read` is called on the scraping thread, see `retransmitted`."""
+        self._read = read
+        self._lock = threading.Lock()
+        self._seen: Mapping[int, int] = {}
+        self._total = 0
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """What a scrape gets."""
+        family = CounterMetricFamily(
+            "andon_worker_retransmitted_segments",
+            "TCP segments that this worker sent again, on its lanes and its other connections: "
+            "its network loses them. A connection that opens and closes between two scrapes is "
+            "left out. Absent where the system does not say.",
+        )
+        with self._lock:
+            now = self._read()
+            if now is not None:
+                self._total += sum(
+                    max(0, again - self._seen.get(at, 0)) for at, again in now.items()
+                )
+                self._seen = now
+                family.add_metric([], self._total)
+        return (family,)
+
+
 class WorkerMetrics:
     """The metrics of one worker process."""
 
     def __init__(
-        self, registry: CollectorRegistry, gpu: Callable[[], GpuReading] | None = None
+        self,
+        registry: CollectorRegistry,
+        gpu: Callable[[], GpuReading] | None = None,
+        sent_again: Callable[[], Mapping[int, int] | None] = retransmitted,
     ) -> None:
-        """Registers them; every label exists from the start, at 0. `gpu` reads the GPU, if any."""
+        """Registers them; every label exists from the start, at 0.
+
+        Args:
+            registry: where.
+            gpu: reads the GPU, if there is one.
+            sent_again: reads what was sent again, see `retransmitted`.
+        """
         self._registry = registry
         self._step = Gauge(
             "andon_worker_step", "Steps committed at this worker's head.", registry=registry
@@ -140,6 +183,7 @@ class WorkerMetrics:
             "Rounds of this worker that were void: it tried the step again.",
         )
         GpuMetrics(registry, gpu)
+        LinkMetrics(registry, sent_again)
 
     def _register_exchange(self) -> None:
         self._traffic = Traffic()

@@ -19,6 +19,7 @@ _EXCHANGE = (
         see="docs/performance.md#first-see-where-the-time-goes",
         queries=quantiles("andon_exchange_seconds", exemplars=True, where=_MINE),
         unit="s",
+        width=6,
     ),
     Curve(
         title="Its bytes a second",
@@ -32,6 +33,24 @@ _EXCHANGE = (
             ),
         ),
         unit="Bps",
+        width=6,
+    ),
+    Curve(
+        title="Its segments sent again a second",
+        tells="TCP segments that its lanes and other connections had to send again, since the "
+        "network lost them. Some are usual on a busy link; many, for this worker alone: its "
+        "network card, cable or switch. `andon why` has those of a moment at which it was late.",
+        see="docs/tcp-lane.md",
+        queries=(
+            Query(
+                expr=rate("andon_worker_retransmitted_segments_total", where=_MINE),
+                legend="segments",
+                color=ORANGE,
+            ),
+        ),
+        unit="suffix:segments/s",
+        may_be_empty="only Linux tells what was sent again",
+        width=6,
     ),
     Curve(
         title="Its exchange hidden by backward",
@@ -41,6 +60,7 @@ _EXCHANGE = (
         queries=(Query(expr=latest("andon_exchange_hidden_ratio", where=_MINE), legend="hidden"),),
         unit="percentunit",
         limits=(0, 1),
+        width=6,
     ),
 )
 

@@ -149,6 +149,17 @@ def test_a_slow_exchange_leads_to_its_step_by_an_exemplar() -> None:
     assert len(found) == len(TIMED)
 
 
+def test_segments_that_were_sent_again_are_counted_over_connections_that_come_and_go() -> None:
+    registry = CollectorRegistry()
+    read = iter(({7: 3}, {7: 5, 9: 1}, {9: 4}, {7: 2, 9: 4}, None))
+
+    WorkerMetrics(registry, sent_again=lambda: next(read))
+
+    name = "andon_worker_retransmitted_segments_total"
+    counted = [registry.get_sample_value(name) for _ in range(5)]
+    assert counted == [3, 6, 9, 11, None]
+
+
 def test_a_gpu_is_read_at_each_scrape_and_absent_on_a_worker_without_one() -> None:
     registry, used = CollectorRegistry(), iter((100, 200, 300, 400))
 

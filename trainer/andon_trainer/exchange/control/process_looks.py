@@ -20,7 +20,7 @@ from pathlib import Path
 from andon.host.memory import available_bytes, resident_bytes
 from andon.protocol.slowness import ProcessFacts
 
-__all__ = ["ProcessLook", "facts_between", "look", "thread_waits_for_disk"]
+__all__ = ["ProcessLook", "facts_between", "look", "retransmitted", "thread_waits_for_disk"]
 
 _SELF = Path("/proc/self")
 _TICK = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
@@ -208,24 +208,42 @@ def _disk_bytes() -> int | None:
     return None
 
 
+def retransmitted() -> dict[int, int] | None:
+    """Segments that each TCP connection of this process sent again, by the socket's inode.
+
+    None: this machine does not say.
+    """
+    found = _each_connection()
+    return None if found is None else {inode: again for inode, (again, _, _) in found.items()}
+
+
 def _connections() -> tuple[int | None, int | None, float | None]:
     """Segments sent again, bytes not yet acknowledged, and the slowest used one's rate."""
-    again, unsent, rates = 0, 0, []
+    found = _each_connection()
+    if found is None:
+        return None, None, None
+    again = sum(each[0] for each in found.values())
+    unsent = sum(each[1] for each in found.values())
+    rates = [rate for _, waiting, rate in found.values() if waiting and rate]
+    return again, unsent, min(rates, default=None)
+
+
+def _each_connection() -> dict[int, tuple[int, int, float]] | None:
+    """Of each connection, by its inode: segments sent again, unacknowledged bytes, and its rate."""
+    found: dict[int, tuple[int, int, float]] = {}
     try:
         descriptors = os.listdir(_SELF / "fd")[:_MOST_DESCRIPTORS]
     except OSError:
-        return None, None, None
+        return None
     for descriptor in descriptors:
         with suppress(OSError, ValueError, struct.error):
-            number = int(descriptor)
-            if not stat.S_ISSOCK(os.fstat(number).st_mode):
+            about = os.fstat(int(descriptor))
+            if not stat.S_ISSOCK(about.st_mode):
                 continue
-            found = _connection(number)
-            if found is not None:
-                again, unsent = again + found[0], unsent + found[1]
-                if found[1] and found[2]:
-                    rates.append(found[2])
-    return again, unsent, min(rates, default=None)
+            connection = _connection(int(descriptor))
+            if connection is not None:
+                found[about.st_ino] = connection
+    return found
 
 
 def _connection(descriptor: int) -> tuple[int, int, float] | None:
