@@ -6,7 +6,8 @@ takes as long as its slowest worker. The figure is the median of the pairs' rati
 a script that runs alone is measured. The memory is the most that a worker ever had, with what it
 maps of shared memory.
 
-With `--verify 1.0` both lines have `same_bits`, and one of them computes all steps twice.
+With `--verify 1.0` both lines have `same_bits`, and one of them computes all steps twice. With
+`--processes 2` each worker is a host, whose two processes average by DistributedDataParallel.
 
     python benchmarks/same_bits.py --json benchmarks/results/same-bits.json
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -79,19 +81,34 @@ def _side(folder: Path, spec: dict[str, Any], workers: int, path: str) -> Iterat
                 "run_id": line.run_id,
                 "shared_dir": str(shared) if shared else "",
             }
-        started = [stack.enter_context(_worker({**spec, **where})) for _ in range(max(1, workers))]
+        started = [
+            stack.enter_context(_worker({**spec, **where}, variables))
+            for _ in range(max(1, workers))
+            for variables in _host(spec["processes"])
+        ]
         yield Side(started)
 
 
+def _host(processes: int) -> list[dict[str, str]]:
+    """The variables that torchrun gives each process of a host; none if it is one."""
+    if processes == 1:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(processes)}
+    return [{**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+
+
 @contextmanager
-def _worker(spec: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+def _worker(spec: dict[str, Any], variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     program = Path(__file__).with_name("same_bits_worker.py")
     process = subprocess.Popen(
         [sys.executable, str(program), json.dumps(spec)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
     )
     try:
         yield process
@@ -107,7 +124,8 @@ def measure(workers: int, path: str, options: argparse.Namespace) -> dict[str, A
         "width": options.width,
         "context": options.context,
         "micro": options.micro,
-        "batch": options.micro * options.grains * max(1, workers),
+        "batch": options.micro * options.grains * max(1, workers) * options.processes,
+        "processes": options.processes,
         "block": options.block,
         "verify": options.verify,
     }
@@ -183,7 +201,8 @@ def _arguments() -> argparse.Namespace:
         "--paths", nargs="+", choices=["shared-memory", "tcp", "wire"],
         default=["shared-memory", "tcp"], metavar="PATH",
     )  # fmt: skip
-    parser.add_argument("--grains", type=int, default=4, help="a worker's in a step")
+    parser.add_argument("--processes", type=int, default=1, help="of each worker")
+    parser.add_argument("--grains", type=int, default=4, help="a process's in a step")
     parser.add_argument("--micro", type=int, default=4, help="samples of a grain")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from gpt import GPT, LETTERS, Letters
+from torch import nn
 from torch.utils.data import DataLoader
 
 from andon_trainer import Line
@@ -38,6 +40,9 @@ def main() -> None:
         check_data=False,
     )
     model: Any = GPT(layers=spec["layers"], width=spec["width"], context=spec["context"])
+    if spec["processes"] > 1:
+        dist.init_process_group("gloo")
+        model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=False)
     data = Letters(10**6, spec["context"])
     loader: Any = DataLoader(data, spec["batch"], shuffle=True)

@@ -207,13 +207,14 @@ def main() -> int:
             except NoNetwork as error:
                 print(f"stalls.py: no thin links: {error}", file=sys.stderr)
                 break
-            _print(found, lines)
+            rows = [_row(kind, found, lines) for kind in kinds]
+            _print(rows)
             # After each: a run that is cut short has figures, too.
             if options.json:
                 write_rows(
                     options.json,
                     {**machine, **_conditions(options)},
-                    _together(before, [_row(kind, found, lines) for kind in kinds]),
+                    _together(before, rows),
                 )
     return 0
 
@@ -422,10 +423,9 @@ def _is_right(verdict: dict[str, Any]) -> bool:
     return all(verdict[name] for name in ("told", "culprit", "phase", "line"))
 
 
-def _print(found: Sequence[Begun], lines: dict[StallKind, set[int]]) -> None:
-    for kind in StallKind:
-        if any(each.kind is kind for each in found):
-            row = _row(kind, found, lines)
+def _print(rows: Sequence[dict[str, Any]]) -> None:
+    for row in rows:
+        if row["stalls"]:
             print(f"{row['kind']:10}{row['right']:4} of {row['stalls']:3}  {row}", flush=True)
 
 

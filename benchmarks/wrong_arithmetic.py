@@ -251,6 +251,8 @@ class _Tally:
     """Convicted: somebody else."""
     nobody: int = 0
     """The line halted, and convicted nobody."""
+    element: int = 0
+    """The halt named the first element that differs."""
 
     @property
     def row(self) -> dict[str, int]:
@@ -297,6 +299,7 @@ def _counted(
         right = any(message.startswith(f"{each.name} added wrong") for message in said)
         other = any("added wrong" in message for message in said) and not right
         tally.right += right
+        tally.element += any(halt.element for halt in found)
         tally.nobody += bool(found) and not right and not other
         tally.wrong += other or any(halt.HasField("worker") for halt in found)
         tally.missed += not found
@@ -317,6 +320,7 @@ def _apart(step: int, alone: dict[str, Any], seen: Sequence[dict[str, Any]]) -> 
 
 
 def _judge(tally: _Tally, halt: HaltEvidence, guilty: int) -> None:
+    tally.element += bool(halt.element)
     if not halt.HasField("worker"):
         tally.nobody += 1
     elif halt.worker == guilty:

@@ -30,7 +30,7 @@ PACKAGES = (
     "trainer/andon_torch",
 )
 _MODULE = "andon/protocol/_fused.abi3.so"
-_C_SOURCES = ("_fused.c", "_neighbours.h", "_strips.h", "_strips_avx2.h", "_tree.h")
+_C_SOURCES = ("_fused.c", "_neighbours.h", "_strips.h", "_strips_avx2.h", "_tree.h", "_trimmed.h")
 
 
 def version() -> str:

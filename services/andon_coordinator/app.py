@@ -268,6 +268,7 @@ def build_coordinator(
                 secret=secret,
                 policy=config.policy,
                 liveness=config.liveness,
+                compares_blocks=settings.comparison_factor is not None,
             ),
             # Room for each worker's old and new stream, and for peers that never join.
             settings=TaskSettings(

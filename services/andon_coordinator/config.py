@@ -30,7 +30,7 @@ from andon.protocol.limits import CHUNK_ELEMENTS, MAX_COMPONENTS, MAX_WORKERS
 from andon.protocol.records import Key
 from andon.protocol.reducers import MAX_REDUCERS
 from andon.protocol.ring import RING_CAPABILITY
-from andon.protocol.run_settings import Liveness, Policy, Topology
+from andon.protocol.run_settings import LEAST_TRIMMED, Liveness, MeanKind, Policy, Topology
 from andon.protocol.schedules import AVERAGING, NESTEROV, Schedule
 from andon.protocol.sparse import KEPT, MOST_KEPT
 from andon_coordinator.core.cadence import CadenceRules
@@ -47,7 +47,7 @@ from andon_coordinator.core.settings import (
 from andon_coordinator.core.spikes import SpikeAction
 from andon_coordinator.transport.store import JournalSync
 
-__all__ = ["CoordinatorConfig", "LineOptions"]
+__all__ = ["CoordinatorConfig", "LineOptions", "too_few_to_trim"]
 
 _MAX_ANCHOR = CadenceRules().max_anchor
 _SPIKE_FACTOR = 10.0
@@ -59,6 +59,17 @@ _ONE_WORKER = 2.0**-20
 _LONGEST_CURRENCY = 8
 
 _SCHEDULES = {"auto": None, "async": Schedule.LOCAL} | {each.value: each for each in Schedule}
+
+
+_NARROW = frozenset(each.label for each in Encoding if each.loses_much)
+
+
+def too_few_to_trim(workers: int, flag: str = "--workers") -> str:
+    """Why a line of at most so many workers, by that flag, can't have a trimmed mean."""
+    return (
+        f"--mean trimmed needs {LEAST_TRIMMED} contributions, and {flag} {workers} brings fewer: "
+        "raise it, or leave --mean out"
+    )
 
 
 def _check_grace(type_: Any, text: str) -> None:
@@ -102,6 +113,9 @@ class LineOptions:
     answer_encoding: Literal["same", "float32", "bfloat16", "float16", "int8", "int4"] = "same"
     """How averages travel back; `same` is as gradients do, and int4 with int2. Nothing makes up for
     what they lose."""
+    mean: Literal["weighted", "trimmed"] = "weighted"
+    """The mean of gradients: of all workers' by their weights, or of five workers or more without
+    the lowest and highest fifth of each element. It is no defence against an adversary."""
     topology: Topology = Topology.STAR
     """How gradients travel: to the reducers and back, or around a ring of workers."""
     may_stop: Literal["workers", "operators"] = "workers"
@@ -240,8 +254,8 @@ class LineOptions:
             )
         if (no_fragments := self._obstacle_to_fragments) or (no_quorum := self._beside_quorum):
             return no_fragments or no_quorum
-        if self._beside_topk:
-            return self._beside_topk
+        if other := self._beside_topk or self._beside_trimmed_mean:
+            return other
         if self.currency and self.price_per_hour is None:
             return "--currency is that of a price: pass --price-per-hour too, or leave it out"
         refused = self._beside_noise_scale or self._obstacle_to_eviction or self._beside_max_anchor
@@ -329,6 +343,31 @@ class LineOptions:
                 "--topology star, or --encoding int4"
             )
         return ""
+
+    @property
+    def _beside_trimmed_mean(self) -> str:
+        """What can't go with a trimmed mean, and the remedy; empty: nothing."""
+        if self.mean != "trimmed":
+            return ""
+        narrow = _NARROW.intersection((self.encoding, self.answer_encoding))
+        if self.max_workers is not None and self.max_workers < LEAST_TRIMMED:
+            return too_few_to_trim(self.max_workers, "--max-workers")
+        if self.topology is Topology.RING:
+            other, why = "--topology ring", "adds contributions as they pass by"
+            remedy = "use --topology star"
+        elif self.is_local:
+            other, why = f"--schedule {self.schedule}", "exchanges changes of the weights"
+            remedy = "use --schedule every-step"
+        elif narrow:
+            flag = "encoding" if self.encoding in narrow else "answer-encoding"
+            other, why = f"--{flag} {min(narrow)}", "rounds so coarsely that many contributions tie"
+            remedy = f"use --{flag} float32 or bfloat16"
+        elif self.noise_scale or _pacing_of(self).asks_for_noise:
+            other = "--noise-scale" if self.noise_scale else "--max-anchor with --lr-scaling"
+            why, remedy = "compares contributions with their whole mean", "leave one of them out"
+        else:
+            return ""
+        return f"--mean trimmed can't go with {other}, which {why}: {remedy}"
 
     @property
     def _beside_max_anchor(self) -> str:
@@ -436,6 +475,8 @@ class CoordinatorConfig:
             raise ValueError(f"journal_sync must be normal or full, not {self.line.journal_sync!r}")
         if self.line.contradiction:
             raise ValueError(self.line.contradiction)
+        if self.policy.trims and self.max_workers < LEAST_TRIMMED:
+            raise ValueError(too_few_to_trim(self.max_workers))
         self.line_settings()
 
     @property
@@ -522,6 +563,7 @@ def _policy_of(line: LineOptions, chunk_elements: int = CHUNK_ELEMENTS) -> Polic
         own_gradient_norm=line.spike_factor(line.worker_grad_norm) is not None or noise,
         average_buffers=line.average_buffers,
         topk_kept=KEPT if line.topk_kept is None else line.topk_kept,
+        mean=MeanKind[line.mean.upper()],
     )
 
 

@@ -33,7 +33,8 @@ from andon.host.settings import (
 from andon.host.shared_dir import DEFAULT_SHARED_DIR
 from andon.host.tls import is_loopback
 from andon.protocol.records import Key
-from andon_coordinator.config import LineOptions
+from andon.protocol.run_settings import LEAST_TRIMMED
+from andon_coordinator.config import LineOptions, too_few_to_trim
 from andon_server.limits import Limits
 from andon_server.runs import RUNS
 
@@ -181,6 +182,8 @@ class ServeConfig(ServiceSettings):
             )
         if self.line.contradiction:
             raise UsageError(self.line.contradiction)
+        if self.line.mean == "trimmed" and (most or self.workers) < LEAST_TRIMMED:
+            raise UsageError(too_few_to_trim(self.workers))
         others = self.line.reducers > 1 or self.role == "coordinator"
         if others and self.secret_file is None:
             raise UsageError(

@@ -85,9 +85,9 @@ LANGUAGES = {
         programs=("g++", "protoc", "grpc_cpp_plugin", "pkg-config", "make"),
         supplied_by="apt-get install g++ pkg-config protobuf-compiler protobuf-compiler-grpc "
         "libgrpc++-dev libprotobuf-dev libssl-dev libxxhash-dev libboost-dev",
-        build=("make", "-s", "-j2", "-C", str(CLIENTS / "cpp")),
+        build=("make", "-s", "-j2", "-C", str(CLIENTS / "cpp"), "OPTIMIZE=-O0"),
         run=(str(CLIENTS / "cpp/build/logistic"), "--data", str(CLIENTS / "data/samples.csv")),
-        check=("make", "-s", "-C", str(CLIENTS / "cpp"), "check"),
+        check=("make", "-s", "-C", str(CLIENTS / "cpp"), "OPTIMIZE=-O0", "check"),
         has_libraries=_has_grpc_cpp,
     ),
 }

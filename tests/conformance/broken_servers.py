@@ -47,7 +47,7 @@ from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.state import CoreState
 from andon_coordinator.core.transfers import StateTransfers
 from andon_coordinator.transport.journal import Journal, JournalEffect
-from andon_reducer.core import jobs, mean, nodes, tree
+from andon_reducer.core import jobs, mean, nodes, tree, trimmed
 from andon_reducer.core.effects import SendNotice
 from andon_reducer.core.exchange import IncompleteChunk
 from andon_reducer.core.mean import Mean, MeanDefect
@@ -125,6 +125,19 @@ def means_unweighted() -> None:
         return replace(found, total_weight=total) if isinstance(found, Mean) else found
 
     wrap(jobs, "weighted_mean", unweighted)
+
+
+@broken("average.untrimmed", sign="0x", passes=("average.facts", "average.order"), workers=3)
+def trims_few() -> None:
+    """Leaves contributions out of three."""
+    wrap(mean, "cut_at_each_end", lambda _right, count: (count - 1) // 2)
+    wrap(trimmed, "cut_at_each_end", lambda _right, count: (count - 1) // 2)
+
+
+@broken("average.trimmed", sign="0x", passes=("average.untrimmed", "average.order"), workers=5)
+def trims_nothing() -> None:
+    """Makes the weighted mean where a trimmed one is asked for."""
+    wrap(jobs, "trimmed_mean", lambda _right, *given: mean.weighted_mean(*given))
 
 
 @broken("average.int8", sign="as byte 0 of block 0", passes=("average.int4", "average.int8_answer"))

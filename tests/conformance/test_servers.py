@@ -32,7 +32,7 @@ _SOAK = bool(os.environ.get("ANDON_CONFORMANCE"))
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600 if _SOAK else 180)]
 
-_OWN = [1, 2, 3, 4] if _SOAK else [3]
+_OWN = [1, 2, 3, 4, 5] if _SOAK else [3]
 _FOLDER = Path(__file__).parent
 _AT_ONCE = 6
 _PATIENCE_S = 5.0
@@ -83,7 +83,7 @@ class _Court:
     async def judge_all(self) -> Judged:
         killed = asyncio.create_task(self._judge_killed())
         flags = ("--shares", "balanced-interleaved")
-        start = partial(Service, self._folder / "uneven", 3, *flags)
+        start = partial(Service, self._folder / "uneven", 5, *flags)
         groups = ("average", "assign", "commit", "void")
         uneven = asyncio.create_task(self._judge(start, groups, _GREAT_PATIENCE_S))
         start = partial(Service, self._folder / "grains", 3)

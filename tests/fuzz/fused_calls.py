@@ -93,8 +93,7 @@ def call(module: ModuleType, chance: random.Random) -> None:
         case 5:
             neighbours(module, chance, buffers, size)
         case 6:
-            sums = bytes(chance.choice([0, 0, 1, 1, 2, 255]) for _ in range(count))
-            module.tree_mean(buffers.one(size), vectors, sums, 2.0, chance.random() < 0.5)
+            other_means(module, chance, buffers, (size, vectors, shares))
         case _:
             mean = getattr(module, f"int{bits}_mean")
             if isinstance(vectors, tuple):
@@ -102,6 +101,21 @@ def call(module: ModuleType, chance: random.Random) -> None:
             wide = chance.random() < 0.5
             most = chance.choice([elements, elements, elements, elements + 1, -1, 2**61])
             mean(buffers.one(size if wide else payload), vectors, shares, most, wide)
+
+
+def other_means(
+    module: ModuleType, chance: random.Random, buffers: Buffers, given: tuple[int, object, object]
+) -> None:
+    """Calls the mean along a tree, or the trimmed one; `given`: bytes of a vector, all, shares."""
+    size, vectors, shares = given
+    count = len(shares) if isinstance(shares, tuple) else 1
+    if chance.random() < 0.5:
+        sums = bytes(chance.choice([0, 0, 1, 1, 2, 255]) for _ in range(count))
+        module.tree_mean(buffers.one(size), vectors, sums, 2.0, chance.random() < 0.5)
+        return
+    cut = chance.choice([0, 0, 1, 1, 2, 3, -1, 2**62])
+    values = buffers.one(count * chance.choice([size, size, size, size + 4]))
+    module.trimmed_mean(buffers.one(size), values, shares, cut)
 
 
 def neighbours(module: ModuleType, chance: random.Random, buffers: Buffers, size: int) -> None:

@@ -28,7 +28,8 @@ from integration.nursery import Child, Process, first_line, nursery, start_anew
 __all__ = [
     *("SCRIPTS", "Scrape", "Service", "Worker"),
     *("await_exit", "clean_environment", "fetch", "finish", "on_line"),
-    *("start_line", "start_worker", "start_workers", "train", "train_alone", "wait_until"),
+    *("start_host", "start_line", "start_line_with_host", "start_worker", "start_workers"),
+    *("train", "train_alone", "wait_until"),
 ]
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -359,6 +360,31 @@ def start_line(
         Service(folder / "run", workers, *flags, shared_dir=shared_dir) as service,
         start_workers(folder, service, spec, workers, script=script, each=(), **more) as started,
     ):
+        yield service, started
+
+
+@contextmanager
+def start_line_with_host(
+    folder: Path,
+    specs: tuple[dict[str, Any], dict[str, Any]],
+    workers: int,
+    *flags: str,
+    script: str,
+    **more: str,
+) -> Iterator[tuple[Service, list[Worker]]]:
+    """A service, a host of two processes in slots 0 and 1, and workers in slots from 2 on.
+
+    `specs`: the host's, and the workers'.
+    """
+    shared_dir = more.get("ANDON_SHARED_DIR", "")
+    with (
+        Service(folder / "run", 1 + workers, *flags, shared_dir=shared_dir) as service,
+        start_workers(folder, service, specs[1], 0) as started,
+    ):
+        started += start_host(folder / "host", service, specs[0], script=script, **more)
+        for slot in range(2, 2 + workers):
+            where = {**on_line(service, slot - 1, 1 + workers), **more}
+            started.append(start_worker(folder, specs[1], slot=slot, script=script, **where))
         yield service, started
 
 

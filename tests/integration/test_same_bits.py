@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,10 @@ from andon_coordinator.transport.reader import JournalReader
 from integration.harness import (
     SCRIPTS,
     Service,
-    Worker,
     finish,
     on_line,
-    start_host,
     start_line,
+    start_line_with_host,
     start_worker,
     start_workers,
     train,
@@ -71,30 +68,15 @@ def test_any_number_of_workers_trains_the_same_bits(
     assert [answers(each) for each in seen] == [answers(expected)] * workers
 
 
-@contextmanager
-def host_and_worker(
-    folder: Path, spec: dict[str, Any], *flags: str, **path: str
-) -> Iterator[list[Worker]]:
-    """A line of two workers: a host of two processes, in slots 0 and 1, and one in slot 2."""
-    shared_dir = path.get("ANDON_SHARED_DIR", "")
-    with (
-        Service(folder / "run", 2, *flags, shared_dir=shared_dir) as service,
-        start_workers(folder, service, spec, 0) as workers,
-    ):
-        workers += start_host(folder / "host", service, spec, script="grains.py", **path)
-        one = on_line(service, 1, 2)
-        workers.append(start_worker(folder, spec, slot=2, script="grains.py", **one, **path))
-        yield workers
-
-
 def test_a_host_of_two_processes_beside_a_worker_trains_the_same_bits(
     tmp_path: Path, alone: tuple[str, dict[str, Any]]
 ) -> None:
     kind, expected = alone
     spec = {"kind": kind, "steps": STEPS}
 
-    with host_and_worker(tmp_path, spec, *FLAGS, "--shares", "balanced", *VERIFY) as workers:
-        seen = finish(workers)
+    flags = *FLAGS, "--shares", "balanced", *VERIFY
+    with start_line_with_host(tmp_path, (spec, spec), 1, *flags, script="grains.py") as (_, three):
+        seen = finish(three)
 
     assert [answers(each) for each in seen] == [answers(expected)] * 3
 
@@ -106,7 +88,8 @@ def test_a_host_whose_only_other_worker_is_killed_changes_no_bit(
     path = WIRE if kind == "gpt" else {}  # Else over shared memory.
     spec = {"kind": kind, "steps": STEPS, "kill": [2, KILLED_IN]}
 
-    with host_and_worker(tmp_path, spec, *FLAGS, **path) as workers:
+    line = start_line_with_host(tmp_path, (spec, spec), 1, *FLAGS, script="grains.py", **path)
+    with line as (_, workers):
         seen = finish(workers[:2])
 
     assert [answers(each) for each in seen] == [answers(expected)] * 2

@@ -10,7 +10,7 @@ from andon.protocol.records import Key
 from andon_coordinator.core import events as on
 from search import coordinator, reducer
 from search.messages import Lost, Out
-from search.moves import end_transfer, lose_transfer
+from search.moves import end_transfer, lose_transfer, perish
 from search.numbers import Serial, Stream
 from search.state import NOTICE, RELAYED, WRONG_ARITHMETIC, Draft, Label, State
 from search.verifying import computes_wrong, relays_wrong
@@ -48,18 +48,12 @@ def _crash(world: World, state: State, slot: int) -> Iterator[tuple[Label, State
     for arrived in range(sent + 1):
         for data in range(chunks + 1):
             draft = Draft.of(state)
-            world.end_control(draft, slot, arrived, gone=True)
-            world.end_data(draft, slot, data)
-            lose_transfer(world, draft, slot)
-            world.spawn(draft, slot, Serial(worker.numbers))
+            perish(world, draft, slot, arrived, data)
             yield ("crash", slot, arrived, data), draft.state()
     checkpoint = world.checkpoint(state)
     if checkpoint is not None:  # It comes back with that. All that it sent last is lost.
         draft = Draft.of(state)
-        world.end_control(draft, slot, 0, gone=True)
-        world.end_data(draft, slot, 0)
-        lose_transfer(world, draft, slot)
-        world.spawn(draft, slot, Serial(worker.numbers), checkpoint)
+        perish(world, draft, slot, 0, 0, checkpoint)
         yield ("crash", slot, "with a checkpoint"), draft.state()
 
 

@@ -9,14 +9,14 @@ from andon.protocol.halts import HaltAnswer
 from andon_coordinator.core import events as on
 from andon_trainer.core.events import ControlLost, TransferAsked
 from search import coordinator
-from search.messages import Accepted, CloseStream, Out, Refused, Released
+from search.messages import Accepted, Checkpoint, CloseStream, Out, Refused, Released
 from search.numbers import Serial, Stream
 from search.state import Draft, Label, State
 from search.weights import Wrong
 from search.worker import Given, Place, Worker
 from search.world import World
 
-__all__ = ["end_transfer", "lose_transfer", "moves"]
+__all__ = ["end_transfer", "lose_transfer", "moves", "perish"]
 
 _SHORT = frozenset({"grace", "back-off", "window"})
 _LONG = frozenset({"transfer", "listens", "recalled"})
@@ -121,11 +121,24 @@ def _gone(world: World, state: State, slot: int) -> State:
     """A worker that was sent away ends, and another machine takes its slot."""
     draft, worker = Draft.of(state), world.worker(state, slot)
     assert worker.stream is not None
-    world.end_control(draft, slot, len(dict(state.ups).get(worker.stream, ())), gone=True)
-    world.end_data(draft, slot, None)
-    lose_transfer(world, draft, slot)
-    world.spawn(draft, slot, Serial(worker.numbers))
+    perish(world, draft, slot, len(dict(state.ups).get(worker.stream, ())), None)
     return draft.state()
+
+
+def perish(
+    world: World,
+    draft: Draft,
+    slot: int,
+    arrived: int,
+    data: int | None,
+    checkpoint: Checkpoint | None = None,
+) -> None:
+    """A process ends once so much of what it sent has arrived, and a fresh one is in its slot."""
+    numbers = Serial(world.worker(draft, slot).numbers)
+    world.end_control(draft, slot, arrived, gone=True)
+    world.end_data(draft, slot, data)
+    lose_transfer(world, draft, slot)
+    world.spawn(draft, slot, numbers, checkpoint)
 
 
 def lose_transfer(world: World, draft: Draft, slot: int) -> None:

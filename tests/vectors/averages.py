@@ -7,7 +7,7 @@ from typing import Any
 
 from vectors.book import rows
 from vectors.floats import BFLOAT16, FLOAT16, FLOAT32, Format
-from vectors.mean import Contribution, Fault, first_fault, mean
+from vectors.mean import Contribution, Fault, first_fault, mean, trimmed_mean
 from vectors.strips import strip_averages, strip_faults
 from vectors.topk import topk_averages, topk_faults
 
@@ -33,6 +33,7 @@ def averages_file() -> bytes:
     ]
     cases += strip_averages()
     cases += topk_averages()
+    cases += [case for form in _FORMATS for case in _trimmed_means(form)]
     cases.append(_all_abstain())
     cases += [_broadcast(form.name, form.size_bytes) for form in _FORMATS]
     cases += [_broadcast(name, size) for name, size in _OTHERS.items()]
@@ -121,6 +122,65 @@ def _average(
     return case
 
 
+def _trimmed_means(form: Format) -> list[Case]:
+    """Trimmed means of one encoding, and of too few contributions to trim anything."""
+    rows = [_ordinary(form, seed) for seed in range(30, 41)]
+    one, minus, zero = form.of(1.0), form.of(1.0) | form.sign, form.sign
+    ties = [
+        [one, zero, 0, minus, zero, 0],
+        [one, 0, zero, one, zero, 0],
+        [one, zero, 0, one, zero, zero],
+        [minus, 0, zero, zero, one, 0],
+        [one, zero, minus, minus, zero, one],
+    ]
+    top = form.infinity - 1
+    large = [[top, 1], [top, 2], [top, zero], [top, form.sign | 1], [form.sign | top, 3]]
+    uneven = [3.0, 0.7, 11.0, 1e-3, 29.0]
+
+    def trimmed(what: str, weights: list[float], numbers: list[list[int]]) -> Case:
+        given = list(zip(weights, numbers, strict=True))
+        return _trimmed(f"{form.name}, trimmed: {what}", given, form)
+
+    return [
+        trimmed("five equal weights", [8.0] * 5, rows[:5]),
+        trimmed("five uneven weights", uneven, rows[:5]),
+        trimmed(
+            "one of six abstains", [*uneven[:2], 0.0, *uneven[2:]], [*rows[:2], [], *rows[2:5]]
+        ),
+        trimmed("eleven, of which two are left out at each end", [1.0, 2.5, *[7.0] * 9], rows),
+        trimmed("ties are in rank order, and zeros of both signs tie", uneven, ties),
+        trimmed("the largest and the smallest numbers", [3.0, 5.0, 1.0, 2.0, 4.0], large),
+        trimmed("weights of any size", [1e300, 3e299, 1e200, 1e250, 1e280], rows[5:10]),
+        _average(
+            f"{form.name}, trimmed: four are too few, and have the weighted mean",
+            list(zip(uneven[:4], rows[:4], strict=True)),
+            form,
+        )
+        | {"operation": "TRIMMED_MEAN"},
+    ]
+
+
+def _trimmed(name: str, ranks: list[tuple[float, list[int]]], form: Format) -> Case:
+    contributions = [Contribution(weight, numbers) for weight, numbers in ranks]
+    total = 0.0
+    for each in contributions:
+        total += each.weight
+    bits = trimmed_mean(contributions, form, form)
+    return {
+        "name": name,
+        "operation": "TRIMMED_MEAN",
+        "encoding": form.name,
+        "answer_encoding": form.name,
+        "element_count": len(bits),
+        "ranks": [_rank(each, form) for each in contributions],
+        "answer": {
+            "contributors": sum(each.weight > 0 for each in contributions),
+            "total_weight": total,
+            "payload": form.pack(bits).hex(),
+        },
+    }
+
+
 def _cancelling(form: Format) -> Case:
     """A great number, small ones, and its opposite: the sum depends on the order of addition."""
     great, small = form.of(2.0**15 if form is FLOAT16 else 2.0**24), form.of(1.0 / 3)
@@ -189,6 +249,19 @@ def faults_of_values() -> list[Case]:
     cases = [case for form in _FORMATS for case in _not_finite(form)]
     cases += strip_faults()
     cases += topk_faults()
+    nan, good = FLOAT32.infinity | 1, _ordinary(FLOAT32, 21)
+    cases.append(
+        _fault(
+            "FLOAT32, trimmed: a NaN that would be left out",
+            [
+                (1.0, good[:3]),
+                (1.0, [good[3], nan, nan]),
+                *[(1.0, good[rank:][:3]) for rank in range(3)],
+            ],
+            FLOAT32,
+        )
+        | {"operation": "TRIMMED_MEAN"}
+    )
     top = FLOAT32.infinity - 1
     cases.append(
         _fault(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-__all__ = ["BFLOAT16", "FLOAT16", "FLOAT32", "Format", "Number"]
+__all__ = ["BFLOAT16", "FLOAT16", "FLOAT32", "FLOAT64", "Format", "Number"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,12 @@ class Number:
             return Number(False, Fraction(0))
         greater = self if self.size > other.size else other
         return Number(greater.negative, abs(self.size - other.size))
+
+    @property
+    def value(self) -> Fraction:
+        """A finite number, without the sign of a zero."""
+        assert self.size is not None
+        return -self.size if self.negative else self.size
 
     @property
     def text(self) -> str:
@@ -133,3 +139,4 @@ class Format:
 FLOAT32 = Format("FLOAT32", 8, 23)
 FLOAT16 = Format("FLOAT16", 5, 10)
 BFLOAT16 = Format("BFLOAT16", 8, 7)
+FLOAT64 = Format("FLOAT64", 11, 52)

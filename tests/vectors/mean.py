@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from vectors.floats import FLOAT32, Format, Number
+from vectors.floats import FLOAT32, FLOAT64, Format, Number
 
-__all__ = ["Contribution", "Fault", "first_fault", "mean"]
+__all__ = ["Contribution", "Fault", "first_fault", "mean", "trimmed_mean"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,30 @@ def mean(
             acc = FLOAT32.rounded(acc.plus(product if fused else FLOAT32.rounded(product)))
         assert acc is not None
         means.append(answer.round(acc))
+    return means
+
+
+def trimmed_mean(ranks: Sequence[Contribution], encoding: Format, answer: Format) -> list[int]:
+    """The trimmed mean's bits, of five contributions or more."""
+    given = [each for each in ranks if each.weight]
+    total = 0.0
+    for each in given:
+        total += each.weight
+    cut = len(given) // 5
+    means = []
+    for element in range(len(given[0].numbers)):
+        numbers = [encoding.read(each.numbers[element]) for each in given]
+        # Python sorts equal values by rank, and takes zeros of both signs for equal.
+        order = sorted(range(len(given)), key=lambda rank: (numbers[rank].value, rank))
+        acc, weight = Number(True, Fraction(0)), Fraction(0)
+        for rank in sorted(order[cut : len(given) - cut]):
+            share = Number(False, Fraction(given[rank].weight / total))
+            product = FLOAT64.rounded(share.times(numbers[rank]))
+            acc = FLOAT64.rounded(acc.plus(product))
+            weight = Fraction(float(weight) + given[rank].weight / total)
+        assert acc.size is not None
+        quotient = FLOAT64.rounded(Number(acc.negative, acc.size / weight))
+        means.append(answer.round(FLOAT32.rounded(quotient)))
     return means
 
 

@@ -294,6 +294,7 @@ def _control_down() -> list[Message]:
         fragments=4,
         mix=0.5,
         topk_kept=16,
+        mean=pb.MEAN_KIND_WEIGHTED,
     )
     return [
         pb.JoinAccepted(

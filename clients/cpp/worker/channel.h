@@ -1,10 +1,9 @@
-// Channels, the token, and the queue from the streams' threads to the worker's thread.
+// Channels, and the queue from the streams' threads to the worker's thread.
 #pragma once
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
 #include <deque>
 #include <filesystem>
 #include <future>
@@ -37,21 +36,6 @@ inline std::shared_ptr<grpc::Channel> open_channel(const std::string& address,
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
   return grpc::CreateCustomChannel(address, credentials, arguments);
-}
-
-inline std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
-// The run's token, from ANDON_TOKEN_FILE or ANDON_TOKEN. A line may require one.
-inline std::string token() {
-  const std::string file = environment("ANDON_TOKEN_FILE");
-  if (file.empty()) return environment("ANDON_TOKEN");
-  const std::string text = read_file(file);
-  const char* spaces = " \t\r\n";
-  const auto begin = text.find_first_not_of(spaces);
-  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(spaces) + 1 - begin);
 }
 
 // A queue whose writers never block, because a worker must read while it writes (rule 16).

@@ -6,25 +6,11 @@
 
 #include "andon/v1/coordinator.pb.h"
 #include "worker/digests.h"
+#include "worker/model.h"
 #include "worker/round.h"
 #include "worker/transfer.h"
 
 namespace andon {
-
-// The model that a worker trains.
-class Model {
- public:
-  virtual ~Model() = default;
-  // All parameters, in the order of the state dict. They are modified in place.
-  virtual std::vector<Tensor> parameters() = 0;
-  // The mean gradient over the samples, as one flat vector for each block. Adds the samples' losses
-  // to `loss_sum`.
-  virtual std::vector<std::vector<float>> gradient(const std::vector<std::uint64_t>& samples, double& loss_sum) = 0;
-  // The bytes that `gradient` reads of one sample: workers compare their hashes.
-  virtual std::string sample(std::uint64_t index) = 0;
-  // Updates the weights with the averages of a committed step.
-  virtual void apply(const std::vector<std::vector<float>>& averages) = 0;
-};
 
 // Only records and transfers move the head (rule 7), so only commit() and receive() do.
 class Replica {

@@ -6,7 +6,7 @@
 
 #include "worker/digests.h"
 #include "worker/order.h"
-#include "worker/replica.h"
+#include "worker/model.h"
 
 namespace andon {
 namespace {

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "worker/checks.h"
+#include "worker/worker.h"
 
 namespace andon {
 namespace {

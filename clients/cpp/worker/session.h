@@ -11,11 +11,6 @@
 
 namespace andon {
 
-// The line refuses this worker; a retry can't succeed.
-struct Refused : std::runtime_error {
-  using runtime_error::runtime_error;
-};
-
 // This stream can't continue; the worker must join again.
 struct Again : std::runtime_error {
   using runtime_error::runtime_error;

@@ -10,6 +10,10 @@
 #include <thread>
 
 #include "worker/checks.h"
+#include "worker/exchange.h"
+#include "worker/replica.h"
+#include "worker/round.h"
+#include "worker/session.h"
 
 namespace andon {
 namespace {
@@ -55,10 +59,16 @@ Worker::Worker(Config config, Model& model)
     : config_(std::move(config)), model_(model), incarnation_([] {
         std::random_device random;
         return std::uint64_t{random()} << 32 | random();
-      }()), replica_(model, config_.optimizers) {
+      }()), replica_(std::make_unique<Replica>(model, config_.optimizers)) {
   config_.layout.set_digest(layout_digest(config_.layout));
   if (config_.plan.grain() > 0) config_.plan.set_tree(kTreeVersion);
 }
+
+Worker::~Worker() = default;
+
+std::uint64_t Worker::step() const { return replica_->step(); }
+
+bool Worker::present(const v1::Key& key) const { return round_ && round_->is(key); }
 
 void Worker::run() {
   std::mt19937 random{std::random_device{}()};
@@ -127,9 +137,9 @@ v1::Join Worker::join() const {
   *join.mutable_layout() = config_.layout;
   *join.mutable_plan() = config_.plan;
   if (config_.plan.grain() > 0) state_arithmetic(join);
-  if (replica_.head()) *join.mutable_head() = *replica_.head();
-  *join.mutable_cursor() = replica_.cursor();
-  join.set_step(replica_.step());
+  if (replica_->head()) *join.mutable_head() = *replica_->head();
+  *join.mutable_cursor() = replica_->cursor();
+  join.set_step(replica_->step());
   if (round_ && round_->held) *join.mutable_held_key() = round_->work.key();
   join.set_greatest_term(greatest_);
   if (halt_) *join.mutable_halt() = *halt_;
@@ -145,7 +155,7 @@ void Worker::accept(const v1::JoinAccepted& welcome) {
   halt_.reset();
   if (welcome.has_halt()) halt_ = welcome.halt();
   const bool in_sync = welcome.join_status() == v1::JOIN_STATUS_IN_SYNC;
-  if (in_sync && !same(replica_.head(), welcome.head()))
+  if (in_sync && !same(replica_->head(), welcome.head()))
     throw Lost("the coordinator reports this worker in sync with a head that it does not hold");
   if (round_ && (in_sync || !round_->held)) round_.reset();  // the round is void, or its record was never written
   if (in_sync) ask();
@@ -160,7 +170,7 @@ void Worker::open() {
 
 // Requests work, once for each head on a stream.
 void Worker::ask() {
-  const auto& head = replica_.head();
+  const auto& head = replica_->head();
   if (!head || halt_ || same(asked_, *head)) return;
   asked_ = head;
   *session_->send().mutable_request_work()->mutable_head() = *head;
@@ -215,7 +225,7 @@ bool Worker::obey(const v1::TrainResponse& message) {
 // Computes the gradients of the assigned share and sends them.
 void Worker::begin(const v1::ShardAssignment& work) {
   abandon_round("a new round was assigned");
-  if (!same(replica_.head(), work.parent())) throw Again("assigned work for another head");
+  if (!same(replica_->head(), work.parent())) throw Again("assigned work for another head");
   see(work.key().term());
   round_ = std::make_unique<Round>();
   round_->work = work;
@@ -280,7 +290,7 @@ void Worker::ready() {
   auto& report = *session_->send().mutable_step_ready();
   report = round_->report();
   const auto every = welcome_->policy().digest_every();
-  if (round_->work.wants_digest() || (every > 0 && step() % every == 0)) *report.mutable_digest() = replica_.digest();
+  if (round_->work.wants_digest() || (every > 0 && step() % every == 0)) *report.mutable_digest() = replica_->digest();
   if (welcome_->policy().gradient_norm()) report.set_gradient_norm(norm(round_->averages));
   if (welcome_->policy().own_gradient_norm() && round_->samples > 0) report.set_own_gradient_norm(round_->own_norm);
   session_->flush();
@@ -291,11 +301,11 @@ bool Worker::commit(const v1::StepCommitted& message) {
   const auto& record = message.record();
   const bool is_step = record.kind() == v1::RECORD_KIND_STEP;
   const bool held = present(record.key()) && round_->held;
-  if (!replica_.follows(record, welcome_->worker()) || (is_step && !held)) {
-    if (same(replica_.head(), record.key())) return false;
+  if (!replica_->follows(record, welcome_->worker()) || (is_step && !held)) {
+    if (same(replica_->head(), record.key())) return false;
     throw Again("the record can't be applied to this worker's head");
   }
-  replica_.commit(message, round_.get());
+  replica_->commit(message, round_.get());
   if (is_step) {
     loss_ = message.loss();
     round_.reset();
@@ -317,9 +327,9 @@ void Worker::transfer(const v1::StateTransfer& asked) {
   };
   try {
     if (asked.role() == v1::TRANSFER_ROLE_SEND) {
-      replica_.give(*reducer, named(ticket<v1::PutStateRequest>(config_, *welcome_)), session_->watch);
+      replica_->give(*reducer, named(ticket<v1::PutStateRequest>(config_, *welcome_)), session_->watch);
     } else {
-      replica_.receive(*reducer, named(ticket<v1::GetStateRequest>(config_, *welcome_)), asked, session_->watch);
+      replica_->receive(*reducer, named(ticket<v1::GetStateRequest>(config_, *welcome_)), asked, session_->watch);
       round_.reset();
     }
   } catch (const std::exception& error) {
@@ -328,7 +338,7 @@ void Worker::transfer(const v1::StateTransfer& asked) {
   }
   auto& report = *session_->send().mutable_state_report();
   report.set_transfer_id(asked.transfer_id());
-  if (replica_.head()) *report.mutable_head() = *replica_.head();
+  if (replica_->head()) *report.mutable_head() = *replica_->head();
   report.set_failure(failure);
   session_->flush();
   if (failure.empty()) ask();
@@ -339,7 +349,7 @@ bool Worker::leave(const std::string& stop) {
   auto& leave = *session_->send().mutable_leave();
   leave.set_reason(stop == "drained" ? v1::LEAVE_REASON_DRAINED : v1::LEAVE_REASON_COMPLETE);
   leave.set_final_step(step());
-  *leave.mutable_digest() = replica_.digest();
+  *leave.mutable_digest() = replica_->digest();
   session_->flush();
   session_->close();
   exchange_.reset();

@@ -11,12 +11,16 @@
 #include <stdexcept>
 #include <string>
 
-#include "worker/exchange.h"
-#include "worker/replica.h"
-#include "worker/round.h"
-#include "worker/session.h"
+#include "andon/v1/coordinator.pb.h"
+#include "worker/files.h"
+#include "worker/model.h"
 
 namespace andon {
+
+class Exchange;
+class Replica;
+class Session;
+struct Round;
 
 // Which line to join, and the worker's model and plan.
 struct Config {
@@ -29,6 +33,11 @@ struct Config {
   std::string optimizers;
 };
 
+// The line refuses this worker; a retry can't succeed.
+struct Refused : std::runtime_error {
+  using runtime_error::runtime_error;
+};
+
 // No coordinator answered within the time limit, or the coordinator dismissed this worker.
 struct Lost : std::runtime_error {
   using runtime_error::runtime_error;
@@ -37,11 +46,12 @@ struct Lost : std::runtime_error {
 class Worker {
  public:
   Worker(Config config, Model& model);
+  ~Worker();
 
   // Trains until the run is over; throws Refused or Lost.
   void run();
 
-  std::uint64_t step() const { return replica_.step(); }
+  std::uint64_t step() const;
   double loss() const { return loss_; }
 
  private:
@@ -52,7 +62,7 @@ class Worker {
   void see(std::uint64_t term) { greatest_ = std::max(greatest_, term); }
   void ask();
   void abandon_round(const std::string& why);
-  bool present(const v1::Key& key) const { return round_ && round_->is(key); }
+  bool present(const v1::Key& key) const;
   bool obey(const v1::TrainResponse& message);
   void begin(const v1::ShardAssignment& work);
   void fault(const v1::Fault& fault);
@@ -67,7 +77,7 @@ class Worker {
   Config config_;
   Model& model_;
   const std::uint64_t incarnation_;
-  Replica replica_;
+  const std::unique_ptr<Replica> replica_;
   std::uint64_t greatest_ = 0, exchanges_ = 0;
   double loss_ = 0;
   std::optional<v1::Key> asked_;

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from andon.protocol.capabilities import capabilities_of
+from andon.protocol.capabilities import TRIMMED, capabilities_of
 from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Chunk
 from andon.v1 import layout_pb2, reducer_pb2
 from andon.wire.fields import length_prefixed
+from andon_conformance.runner import reference
 from andon_conformance.runner.checks import Checks, NotApplicable, require, same
 from andon_conformance.runner.gradients import LAYOUT, AssignedRound, Part, Parts
 from andon_conformance.runner.line import LineUnderTest
@@ -173,7 +175,7 @@ async def _average_at(player: Player, chunk: Chunk) -> Any:
 async def a_step_may_have_several_exchanges(line: LineUnderTest) -> None:
     """Exchanges of one step differ by their sequence, and each has weights of its own."""
     round_ = await line.deal()
-    for sequence, weights in enumerate([(3.0, 0.7, 11.0, 1e-3), (1.0, 2.0, 3.0, 4.0)]):
+    for sequence, weights in enumerate([(3.0, 0.7, 11.0, 1e-3, 29.0), (1.0, 2.0, 3.0, 4.0, 5.0)]):
         parts = round_.rough_parts(weights)
         got = await round_.exchange(parts, sequence=sequence)
         round_.expect_averages(parts, got)
@@ -240,6 +242,39 @@ async def _encoded(line: LineUnderTest, encoding: Encoding, answer: Encoding | N
     with round_.offered(encoding):
         averages = await round_.exchange(parts, **fields)
     round_.expect_averages(parts, averages, encoding, answer)
+
+
+@CHECKS.add("average.trimmed", "5", workers=5)
+async def extremes_are_left_out(line: LineUnderTest) -> None:
+    """TRIMMED_MEAN of five leaves the lowest and highest out, if RoundOpened has trimmed.v1."""
+    await _trimmed(line)
+
+
+@CHECKS.add("average.untrimmed", "5", workers=2)
+async def few_are_not_trimmed(line: LineUnderTest) -> None:
+    """TRIMMED_MEAN of fewer than five ranks is the weighted mean, likewise."""
+
+    def parts_of(round_: AssignedRound) -> Parts:
+        few = list(round_.rough_parts().items())[:4]
+        return {**dict.fromkeys(round_.players), **dict(few)}
+
+    await _trimmed(line, parts_of)
+
+
+async def _trimmed(
+    line: LineUnderTest, parts_of: Callable[[AssignedRound], Parts] = AssignedRound.rough_parts
+) -> None:
+    round_ = await line.deal()
+    parts = parts_of(round_)
+    for player in round_.players:
+        await player.stream()
+        if TRIMMED not in player.reducer_can:
+            raise NotApplicable(f"the reducer does not have {TRIMMED}")
+    operation = reducer_pb2.OPERATION_TRIMMED_MEAN
+    averages = await round_.exchange(parts, operation=operation)
+    round_.expect_averages(parts, averages, mean=reference.trimmed_mean)
+    for each in averages.values():
+        same("the operation", operation, each[0].operation)
 
 
 @CHECKS.add("average.broadcast", "5")

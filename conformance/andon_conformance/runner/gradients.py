@@ -110,7 +110,9 @@ class AssignedRound:
         """How many positions a member has."""
         return sum(part.stop - part.start for part in self.works[player].positions)
 
-    def rough_parts(self, weights: Sequence[float] = (3.0, 0.7, 11.0, 1e-3)) -> dict[Player, Part]:
+    def rough_parts(
+        self, weights: Sequence[float] = (3.0, 0.7, 11.0, 1e-3, 29.0)
+    ) -> dict[Player, Part]:
         """Contributions with unequal weights, whose mean differs in any other order of ranks."""
         for seed in range(0, 10_000, 10):
             parts = {
@@ -217,12 +219,14 @@ class AssignedRound:
         got: Mapping[Player, list[Any]],
         encoding: Encoding = Encoding.FLOAT32,
         answer: Encoding | None = None,
+        mean: reference.MeanOf = reference.mean,
     ) -> None:
         """Demands that the averages equal the reference's; `Violation` names what differs first."""
         answer = answer or encoding
         # In rank order, which is the order of the sum.
         present = [part for part in parts.values() if part is not None]
-        self.expect_payloads(lambda chunk: _mean_of(present, chunk, encoding, answer), got, answer)
+        forms = encoding, answer
+        self.expect_payloads(lambda chunk: _mean_of(present, chunk, forms, mean), got, answer)
 
     def expect_payloads(
         self,
@@ -269,8 +273,14 @@ def _lies_at(place: tuple[int, ...], average: Any) -> bool:
     return where == place
 
 
-def _mean_of(present: Sequence[Part], chunk: Chunk, encoding: Encoding, answer: Encoding) -> bytes:
-    """The encoded mean of a chunk of repeating numbers."""
+def _mean_of(
+    present: Sequence[Part],
+    chunk: Chunk,
+    forms: tuple[Encoding, Encoding],
+    mean: reference.MeanOf,
+) -> bytes:
+    """The encoded mean of a chunk of repeating numbers; `forms`: sent and answered in these."""
+    encoding, answer = forms
 
     def made(start: int, count: int) -> bytes:
         decoded = []
@@ -278,7 +288,7 @@ def _mean_of(present: Sequence[Part], chunk: Chunk, encoding: Encoding, answer: 
             numbers = _repeated(part.blocks[chunk.block], chunk.offset + start, count)
             sent = reference.encode(numbers, encoding)
             decoded.append((part.weight, reference.decode(sent, encoding, count)))
-        return reference.encode(reference.mean(decoded)[1], answer)
+        return reference.encode(mean(decoded)[1], answer)
 
     period, strip = len(present[0].blocks[chunk.block]), reference.strip_elements(encoding)
     return reference.repeated(made, answer, period, chunk.count, strip)

@@ -17,6 +17,7 @@ from andon.protocol.encoding import Encoding
 
 __all__ = [
     "EncodingTooSmall",
+    "MeanOf",
     "bits",
     "decode",
     "encode",
@@ -24,7 +25,11 @@ __all__ = [
     "mean",
     "repeated",
     "strip_elements",
+    "trimmed_mean",
 ]
+
+MeanOf = Callable[[Sequence[tuple[float, Sequence[float]]]], tuple[float, list[float]]]
+"""Makes total weight and mean of (weight, float32 numbers), which are in rank order."""
 
 
 class EncodingTooSmall(Exception):
@@ -52,6 +57,28 @@ def mean(parts: Sequence[tuple[float, Sequence[float]]]) -> tuple[float, list[fl
         for share, (_, numbers) in zip(shares[1:], parts[1:], strict=True):
             acc = f32(acc + f32(share * numbers[element]))
         result.append(acc)
+    return total, result
+
+
+def trimmed_mean(parts: Sequence[tuple[float, Sequence[float]]]) -> tuple[float, list[float]]:
+    """Total weight and trimmed mean of (weight, float32 numbers), which are in rank order."""
+    cut = len(parts) // 5
+    if not cut:
+        return mean(parts)
+    total = 0.0
+    for weight, _ in parts:
+        total += weight
+    shares = [weight / total for weight, _ in parts]
+    result = []
+    for element in range(len(parts[0][1])):
+        values = [numbers[element] for _, numbers in parts]
+        # Sorting keeps the order of equal values, which is that of the ranks.
+        order = sorted(range(len(values)), key=values.__getitem__)
+        acc, kept = -0.0, 0.0
+        for rank in sorted(order[cut:-cut]):
+            acc += shares[rank] * values[rank]
+            kept += shares[rank]
+        result.append(f32(acc / kept))
     return total, result
 
 

@@ -219,7 +219,7 @@ async def all_must_be_ready(line: LineUnderTest) -> None:
 @CHECKS.add("commit.loss", "22")
 async def losses_are_weighted(line: LineUnderTest) -> None:
     """A step's loss is the weighted mean of its members', in float64 and rank order."""
-    losses = (0.1, 2.7182818284590453, -31.4, 1e-9)
+    losses = (0.1, 2.7182818284590453, -31.4, 1e-9, 7.5)
     round_ = await line.averaged()
     total = parts = 0.0
     samples = contributors = 0

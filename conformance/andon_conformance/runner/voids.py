@@ -135,7 +135,7 @@ async def old_reports_are_ignored(line: LineUnderTest) -> None:
 @CHECKS.add("scalar.mean", "15")
 async def scalar_all_reduces_are_weighted(line: LineUnderTest) -> None:
     """Scalar all-reduce: the weighted mean in float64, in rank order, the same to all."""
-    values, weights = (0.1, -7.25, 1e9, 3.0), (3.0, 0.7, 11.0, 2.0)
+    values, weights = (0.1, -7.25, 1e9, 3.0, 0.3), (3.0, 0.7, 11.0, 2.0, 0.1)
     total = products = 0.0
     for player, value, weight in zip(line.players, values, weights, strict=False):
         head = conversion.key_to_proto(player.head)

@@ -10,8 +10,8 @@
    Collectives of processes that share memory are in _neighbours.h, and alone have no counterpart in
    NumPy: without them, processes use TCP.
 
-   The module is optional: without it, NumPy does the same. Vectors need no alignment: all loads and
-   stores go through memcpy or unaligned instructions. */
+   The module is optional: without it, NumPy does the same. Vectors need no alignment, but those of
+   the trimmed mean: all loads and stores go through memcpy or unaligned instructions. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -164,6 +164,7 @@ static int narrow_mean(char *out, char *const *vectors, const float *shares, Py_
 
 #include "_strips.h"
 #include "_tree.h"
+#include "_trimmed.h"
 
 /* The arguments of the means. */
 typedef struct {
@@ -279,6 +280,76 @@ static int check_sums(const unsigned char *sums, Py_ssize_t length, Py_ssize_t c
         return 0;
     PyErr_SetString(PyExc_ValueError, "the sums don't join all vectors, or are too deep");
     return -1;
+}
+
+PyDoc_STRVAR(trimmed_mean_doc,
+"trimmed_mean(out, values, shares, cut, /)\n--\n\n"
+"Writes the trimmed mean to `out`. Returns whether all contributions are finite; if not, use\n"
+"nothing.\n\n"
+"`values` has a row of float32 for each share, of one length; `out` gets its first elements' mean,\n"
+"as many as it has room for. Of each `cut` contributions are left out at each end. The GIL is\n"
+"released meanwhile.\n\n"
+"Raises:\n    ValueError: the lengths do not match, a buffer is not aligned to float32, or nothing\n"
+"    would be kept.\n");
+
+static PyObject *trimmed_mean(PyObject *module, PyObject *args)
+{
+    PyObject *out_object, *values_object, *shares_object, *answer = NULL;
+    Py_buffer out, values;
+    TrimmedMean mean = {0};
+    double *shares = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOO!n:trimmed_mean", &out_object, &values_object, &PyTuple_Type,
+                          &shares_object, &mean.cut)
+        || PyObject_GetBuffer(out_object, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) < 0)
+        return NULL;
+    if (PyObject_GetBuffer(values_object, &values, PyBUF_C_CONTIGUOUS) < 0) {
+        PyBuffer_Release(&out);
+        return NULL;
+    }
+    mean.count = PyTuple_Size(shares_object);
+    mean.size = out.len / (Py_ssize_t)sizeof(float);
+    if (mean.count > 0)
+        mean.stride = values.len / (Py_ssize_t)sizeof(float) / mean.count;
+    if (mean.cut < 0 || mean.cut >= (mean.count + 1) / 2 || mean.size > mean.stride
+        || out.len % (Py_ssize_t)sizeof(float)
+        || values.len != mean.count * mean.stride * (Py_ssize_t)sizeof(float)
+        || (uintptr_t)out.buf % sizeof(float) || (uintptr_t)values.buf % sizeof(float)) {
+        PyErr_SetString(PyExc_ValueError,
+                        "rows and out do not match, are not aligned, or nothing would be kept");
+        goto done;
+    }
+    shares = PyMem_Calloc((size_t)mean.count, sizeof *shares);
+    mean.places = PyMem_Calloc((size_t)mean.count, TRIM_STRIP * sizeof *mean.places);
+    if (shares == NULL || mean.places == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (Py_ssize_t r = 0; r < mean.count; r++) {
+        shares[r] = PyFloat_AsDouble(PyTuple_GetItem(shares_object, r));
+        if (shares[r] == -1.0 && PyErr_Occurred())
+            goto done;
+    }
+    mean.out = out.buf;
+    mean.values = values.buf;
+    mean.shares = shares;
+    {
+        int finite;
+        Py_BEGIN_ALLOW_THREADS
+#ifdef HAS_AVX2
+        finite = HAS_AVX2 ? trim_avx2(&mean) : trim_anywhere(&mean);
+#else
+        finite = trim_anywhere(&mean);
+#endif
+        Py_END_ALLOW_THREADS
+        answer = PyBool_FromLong(finite);
+    }
+done:
+    PyMem_Free(mean.places);
+    PyMem_Free(shares);
+    PyBuffer_Release(&values);
+    PyBuffer_Release(&out);
+    return answer;
 }
 
 PyDoc_STRVAR(tree_mean_doc,
@@ -516,6 +587,7 @@ STRIP_FUNCTIONS(2)
 static PyMethodDef methods[] = {
     {"weighted_mean", weighted_mean, METH_VARARGS, weighted_mean_doc},
     {"tree_mean", tree_mean, METH_VARARGS, tree_mean_doc},
+    {"trimmed_mean", trimmed_mean, METH_VARARGS, trimmed_mean_doc},
     {"bfloat16_mean", bfloat16_mean, METH_VARARGS, bfloat16_mean_doc},
     {"to_bfloat16", to_bfloat16, METH_VARARGS, to_bfloat16_doc},
     STRIP_METHODS(8),

@@ -34,6 +34,7 @@ __all__ = [
     "SAME_BITS",
     "STANDING",
     "TOPK",
+    "TRIMMED",
     "VERIFIES",
     "WORKER_CAPABILITIES",
     "capabilities_of",
@@ -79,12 +80,17 @@ SAME_BITS = "same-bits.v1"
 """The worker computes whole grains and sends their nodes; the reducer adds those along the tree."""
 VERIFIES = "verifies.v1"
 """The worker obeys `ShardAssignment.attests` and what goes with it; it has SAME_BITS as well."""
+TRIMMED = "trimmed.v1"
+"""A worker asks for the mean that `Policy.mean` names; a reducer makes a trimmed one."""
 
-WORKER_CAPABILITIES = (NORMS, MEAN_BUFFERS, OVERFLOW, INT8, INT4, INT2, TOPK, COPIED_BUFFERS)
+WORKER_CAPABILITIES = (
+    *(NORMS, MEAN_BUFFERS, OVERFLOW, COPIED_BUFFERS),
+    *(INT8, INT4, INT2, TOPK, TRIMMED),
+)
 """What each PyTorch worker of this version can do; its Join may add others."""
 COORDINATOR_CAPABILITIES = (BLOCK_NORMS, HASHED_BASE, OVERFLOW, STANDING, NOTICE)
 """What a coordinator of this version can do."""
-REDUCER_CAPABILITIES = (INT8, INT4, INT2, TOPK, LISTENING, SAME_BITS)
+REDUCER_CAPABILITIES = (INT8, INT4, INT2, TOPK, TRIMMED, LISTENING, SAME_BITS)
 """What a reducer of this version can do on every machine; RoundOpened may name others."""
 
 _ENCODINGS = {

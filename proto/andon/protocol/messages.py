@@ -55,6 +55,12 @@ class Operation(enum.Enum):
     BAND = 7
     BOR = 8
     BXOR = 9
+    TRIMMED_MEAN = 10
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether it is a mean of the contributions, all of them or those that are kept."""
+        return self in (Operation.WEIGHTED_MEAN, Operation.TRIMMED_MEAN)
 
 
 class BlockFaultKind(enum.Enum):

@@ -17,11 +17,14 @@ from andon.protocol.sparse import KEPT, MOST_KEPT
 __all__ = [
     "DRAINED",
     "HEARTBEATS_A_SECOND",
+    "LEAST_TRIMMED",
     "SILENCE_LEASES",
     "Liveness",
+    "MeanKind",
     "Policy",
     "RunPlan",
     "Topology",
+    "cut_at_each_end",
 ]
 
 DRAINED = "drained"
@@ -53,6 +56,24 @@ class Topology(enum.Enum):
     """Each worker exchanges with the reducers."""
     RING = 2
     """Each rank sends to the next one."""
+
+
+class MeanKind(enum.Enum):
+    """Which mean gradients have; values are those of `andon.v1.MeanKind`."""
+
+    WEIGHTED = 1
+    """Of all contributions."""
+    TRIMMED = 2
+    """Without the lowest and highest contributions to each element; see `cut_at_each_end`."""
+
+
+LEAST_TRIMMED = 5
+"""Of fewer contributions nothing is cut: their mean is the weighted one."""
+
+
+def cut_at_each_end(contributions: int) -> int:
+    """How many of an element's contributions a trimmed mean leaves out at each end: a fifth."""
+    return contributions // LEAST_TRIMMED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +245,8 @@ class Policy:
     """With which factor a worker keeps its own weights where a fragment's average arrives."""
     topk_kept: int = KEPT
     """Of the encoding TOPK: elements of each 256 of a contribution that are listed."""
+    mean: MeanKind = MeanKind.WEIGHTED
+    """Which mean gradients have."""
 
     def __post_init__(self) -> None:
         """Refuses numbers out of range."""
@@ -244,6 +267,10 @@ class Policy:
             raise ValueError(defect)
         if self.encoding is Encoding.TOPK and self.topology is Topology.RING:
             raise ValueError("a ring adds sums of all elements, so TOPK needs reducers")
+        if self.trims and (self.topology is Topology.RING or self.local_steps):
+            raise ValueError("a trimmed mean needs reducers, and gradients of each step")
+        if self.trims and any(each.loses_much for each in self.encodings):
+            raise ValueError("a trimmed mean needs 16 bits or more an element")
 
     def _check_fragments(self) -> None:
         _require_count("fragments", self.fragments, least=1, below=MAX_COMPONENTS + 1)
@@ -260,6 +287,11 @@ class Policy:
             )
         if self.topology is Topology.RING:
             raise ValueError("fragments need a star: a ring passes on the whole model")
+
+    @property
+    def trims(self) -> bool:
+        """Whether gradients have a trimmed mean."""
+        return self.mean is MeanKind.TRIMMED
 
     @property
     def in_fragments(self) -> bool:

@@ -50,6 +50,12 @@ class JoinStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOIN_STATUS_RECORD_FOLLOWS: _ClassVar[JoinStatus]
     JOIN_STATUS_FRESH: _ClassVar[JoinStatus]
 
+class MeanKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEAN_KIND_UNSPECIFIED: _ClassVar[MeanKind]
+    MEAN_KIND_WEIGHTED: _ClassVar[MeanKind]
+    MEAN_KIND_TRIMMED: _ClassVar[MeanKind]
+
 class FaultKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FAULT_KIND_UNSPECIFIED: _ClassVar[FaultKind]
@@ -152,6 +158,9 @@ JOIN_STATUS_IN_SYNC: JoinStatus
 JOIN_STATUS_BEHIND: JoinStatus
 JOIN_STATUS_RECORD_FOLLOWS: JoinStatus
 JOIN_STATUS_FRESH: JoinStatus
+MEAN_KIND_UNSPECIFIED: MeanKind
+MEAN_KIND_WEIGHTED: MeanKind
+MEAN_KIND_TRIMMED: MeanKind
 FAULT_KIND_UNSPECIFIED: FaultKind
 FAULT_KIND_NON_FINITE_GRADIENT: FaultKind
 FAULT_KIND_NON_FINITE_LOSS: FaultKind
@@ -401,7 +410,7 @@ class Liveness(_message.Message):
     def __init__(self, lease_s: _Optional[float] = ..., heartbeat_s: _Optional[float] = ..., reconnect_s: _Optional[float] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("chunk_elements", "encoding", "answer_encoding", "digest_every", "max_steps", "gradient_norm", "topology", "local_steps", "outer", "overlap", "max_grad_norm", "own_gradient_norm", "average_buffers", "quorum", "max_late", "fragments", "mix", "topk_kept")
+    __slots__ = ("chunk_elements", "encoding", "answer_encoding", "digest_every", "max_steps", "gradient_norm", "topology", "local_steps", "outer", "overlap", "max_grad_norm", "own_gradient_norm", "average_buffers", "quorum", "max_late", "fragments", "mix", "topk_kept", "mean")
     CHUNK_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     ANSWER_ENCODING_FIELD_NUMBER: _ClassVar[int]
@@ -420,6 +429,7 @@ class Policy(_message.Message):
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
     MIX_FIELD_NUMBER: _ClassVar[int]
     TOPK_KEPT_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
     chunk_elements: int
     encoding: _layout_pb2.Encoding
     answer_encoding: _layout_pb2.Encoding
@@ -438,7 +448,8 @@ class Policy(_message.Message):
     fragments: int
     mix: float
     topk_kept: int
-    def __init__(self, chunk_elements: _Optional[int] = ..., encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., answer_encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., digest_every: _Optional[int] = ..., max_steps: _Optional[int] = ..., gradient_norm: bool = ..., topology: _Optional[_Union[_ring_pb2.Topology, str]] = ..., local_steps: _Optional[int] = ..., outer: _Optional[_Union[OuterOptimizer, _Mapping]] = ..., overlap: bool = ..., max_grad_norm: _Optional[float] = ..., own_gradient_norm: bool = ..., average_buffers: bool = ..., quorum: _Optional[float] = ..., max_late: _Optional[int] = ..., fragments: _Optional[int] = ..., mix: _Optional[float] = ..., topk_kept: _Optional[int] = ...) -> None: ...
+    mean: MeanKind
+    def __init__(self, chunk_elements: _Optional[int] = ..., encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., answer_encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., digest_every: _Optional[int] = ..., max_steps: _Optional[int] = ..., gradient_norm: bool = ..., topology: _Optional[_Union[_ring_pb2.Topology, str]] = ..., local_steps: _Optional[int] = ..., outer: _Optional[_Union[OuterOptimizer, _Mapping]] = ..., overlap: bool = ..., max_grad_norm: _Optional[float] = ..., own_gradient_norm: bool = ..., average_buffers: bool = ..., quorum: _Optional[float] = ..., max_late: _Optional[int] = ..., fragments: _Optional[int] = ..., mix: _Optional[float] = ..., topk_kept: _Optional[int] = ..., mean: _Optional[_Union[MeanKind, str]] = ...) -> None: ...
 
 class OuterOptimizer(_message.Message):
     __slots__ = ("learning_rate", "momentum")

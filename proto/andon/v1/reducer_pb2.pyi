@@ -20,6 +20,7 @@ class Operation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OPERATION_BAND: _ClassVar[Operation]
     OPERATION_BOR: _ClassVar[Operation]
     OPERATION_BXOR: _ClassVar[Operation]
+    OPERATION_TRIMMED_MEAN: _ClassVar[Operation]
 
 class BlockFaultKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -38,6 +39,7 @@ OPERATION_BROADCAST: Operation
 OPERATION_BAND: Operation
 OPERATION_BOR: Operation
 OPERATION_BXOR: Operation
+OPERATION_TRIMMED_MEAN: Operation
 BLOCK_FAULT_KIND_UNSPECIFIED: BlockFaultKind
 BLOCK_FAULT_KIND_NON_FINITE: BlockFaultKind
 BLOCK_FAULT_KIND_NON_FINITE_AVERAGE: BlockFaultKind

@@ -36,7 +36,7 @@ from andon.protocol.limits import (
 )
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.reducers import ReducerShare
-from andon.protocol.run_settings import Liveness, Policy, RunPlan, Topology
+from andon.protocol.run_settings import Liveness, MeanKind, Policy, RunPlan, Topology
 from andon.protocol.schedules import AVERAGING, OuterOptimizer
 from andon.protocol.sparse import KEPT
 from andon.v1 import coordinator_pb2, halt_pb2, record_pb2
@@ -333,6 +333,7 @@ def policy_to_proto(policy: Policy) -> coordinator_pb2.Policy:
         fragments=policy.fragments if policy.in_fragments else 0,
         mix=policy.mix,
         topk_kept=0 if policy.topk_kept == KEPT else policy.topk_kept,
+        mean=enum_to_proto(policy.mean) if policy.trims else None,
     )
 
 
@@ -373,6 +374,7 @@ def policy_from_proto(message: coordinator_pb2.Policy) -> Policy:
             fragments=message.fragments or 1,
             mix=message.mix,
             topk_kept=message.topk_kept or KEPT,
+            mean=optional_enum_from_proto(MeanKind, message.mean) or MeanKind.WEIGHTED,
         )
         # Averages may have a wider encoding than contributions, and must fit a message, too.
         chunk_bytes = max(each.payload_bytes(policy.chunk_elements) for each in policy.encodings)

@@ -99,6 +99,12 @@ class Scope:
                 f"step {record.step} is a window of several batches (--schedule local or cadence): "
                 "such a run can't be recomputed on one machine"
             )
+        if result is not None and result.trimmed:
+            raise AuditRefused(
+                f"step {record.step} has a trimmed mean (--mean trimmed): what it left out depends "
+                "on who computed which samples, so it can't be recomputed on one machine. Audit "
+                "other steps: --steps"
+            )
         if result is None:
             return AuditRecord(
                 key=record.key, kind=record.kind, step=record.step, cursor=record.cursor

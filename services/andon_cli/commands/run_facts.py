@@ -354,6 +354,7 @@ def _record_fields(entry: JournalEntry) -> dict[str, Any]:
         "weight": result.weight,
         "gradient_norm": result.gradient_norm,
         "overflow": result.overflow,
+        "trimmed": result.trimmed,
         "attempt": result.attempt,
         "seconds": result.seconds,
         "stop_reason": result.stop_reason,

@@ -260,6 +260,8 @@ def _record_lines(entry: JournalEntry, *, kept: bool) -> list[str]:
         lines.append(
             f"window    change times {result.change_scale:g}, {owed} positions owed after it"
         )
+    if result.trimmed is not None:
+        lines.append(f"mean      {result.mean_in_words}")
     if result.overflow:
         lines.append("overflow  scaled gradients overflowed: no weight moved")
     if result.stop_reason:

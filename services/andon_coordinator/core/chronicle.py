@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from andon.protocol.limits import clipped
-from andon.protocol.records import Key, RecordKind
+from andon.protocol.records import Key, Record, RecordKind
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.effects import LineState, SaveRunEvent
 from andon_coordinator.core.eviction import SlowStep
@@ -47,8 +47,10 @@ class Chronicle:
         self._resumed = resumed
         self._incarnations: dict[int, int] = {}
         """The process that last joined in each slot."""
-        self._overflows: dict[Key, int] = {}
-        """The steps of records that are not durable yet, and moved no weight."""
+        self._unsaved: dict[Key, tuple[int, effects.StepResult]] = {}
+        """Step and result of records that are not durable yet, if there is something to tell."""
+        self._trimmed: int | None = None
+        """What the last record's mean left out; None: nothing is known of it."""
         self._round: Key | None = None
         """The last round that was counted as an attempt."""
         self._why = ""
@@ -81,11 +83,10 @@ class Chronicle:
             text = f"the service goes on after step {step}" if self._resumed else "the run began"
             self._tell(RunEventKind.STARTED, None, text)
         if isinstance(event, events.RecordSaved):
-            if (overflowed := self._overflows.pop(event.key, None)) is not None:
-                text = "scaled gradients overflowed, so no weight moved"
-                self._tell(RunEventKind.OVERFLOW, None, text, overflowed)
+            if (saved := self._unsaved.pop(event.key, None)) is not None:
+                self._recorded(*saved)
         elif isinstance(event, events.JournalFailed):
-            self._overflows.clear()
+            self._unsaved.clear()
         for effect in done:
             self._did(event, effect)
         if state is LineState.COMPLETE and not self._complete:
@@ -156,11 +157,25 @@ class Chronicle:
                 # A halt of before this process began was in the step after the head.
                 step = step if halt == effect.halt_id else self._step + 1
                 self._tell(RunEventKind.ANSWERED, effect.worker, text, step)
-            case effects.SaveRecord(record, result) if result is not None and result.overflow:
-                assert record.kind is RecordKind.STEP
-                self._overflows[record.key] = record.step
+            case effects.SaveRecord():
+                self._saving(effect.record, effect.result)
             case _:
                 self._noted(effect)
+
+    def _saving(self, record: Record, result: effects.StepResult | None) -> None:
+        """A record is given to the journal."""
+        if result is not None and (result.overflow or result.trimmed != self._trimmed):
+            assert record.kind is RecordKind.STEP
+            self._unsaved[record.key] = record.step, result
+
+    def _recorded(self, step: int, result: effects.StepResult) -> None:
+        """A step's record is durable."""
+        if result.overflow:
+            text = "scaled gradients overflowed, so no weight moved"
+            self._tell(RunEventKind.OVERFLOW, None, text, step)
+        before, self._trimmed = self._trimmed, result.trimmed
+        if result.trimmed is not None and result.trimmed != before:
+            self._tell(RunEventKind.MEAN, None, result.mean_in_words, step)
 
     def _noted(self, effect: effects.Effect) -> None:
         match effect:

@@ -16,7 +16,7 @@ from andon.protocol.reasons import Reason
 from andon.protocol.records import Cursor, Key, PositionRange, Record
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.rounds import RankTerms
-from andon.protocol.run_settings import RunPlan
+from andon.protocol.run_settings import LEAST_TRIMMED, RunPlan
 from andon.protocol.scalars import Scalar
 from andon.protocol.schedules import Schedule
 from andon.protocol.slowness import Slowness
@@ -178,11 +178,27 @@ class StepResult:
     change_scale: float | None = None
     """What the mean change of the weights was multiplied with; None: the line has no quorum. If it
     has one, the contributions say what the step covers, of the batch and of what was owed."""
+    trimmed: int | None = None
+    """How many of each element's contributions its mean left out at each end; 0 if they were too
+    few, so that it was the weighted mean. None: the line trims nothing."""
 
     @property
     def contributors(self) -> int:
         """How many workers contributed with a weight above 0."""
         return sum(part.weight > 0 for part in self.contributions)
+
+    @property
+    def mean_in_words(self) -> str:
+        """Which mean it had, of a line that trims."""
+        if not self.trimmed:
+            return (
+                f"the weighted mean: {self.contributors} contributed, and a trimmed mean needs "
+                f"{LEAST_TRIMMED}"
+            )
+        return (
+            f"the trimmed mean: of {self.contributors} contributions to each element the "
+            f"{self.trimmed} lowest and the {self.trimmed} highest are left out"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from andon.protocol.capabilities import (
     NORMS,
     SAME_BITS,
     TOPK,
+    TRIMMED,
     VERIFIES,
 )
 from andon.protocol.grains import TREE_VERSION
@@ -63,6 +64,7 @@ _REMEDIES = {
         ": start the line with --encoding float32 or bfloat16, or update the client",
     ),
     MEAN_BUFFERS: ": start the line without --average-buffers, or update the client",
+    TRIMMED: ": start the line without --mean trimmed, or update the client",
     VERIFIES: ": start the line without --verify, or give the worker same_bits and the package "
     "xxhash (`pip install andon[trainer]`)",
     SAME_BITS: ": leave same_bits out of line and scripts, or update the client",

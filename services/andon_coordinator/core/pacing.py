@@ -24,7 +24,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from andon.protocol.capabilities import LEARNING, MEAN_BUFFERS, NORMS, capabilities_of
+from andon.protocol.capabilities import (
+    LEARNING,
+    MEAN_BUFFERS,
+    NORMS,
+    TRIMMED,
+    capabilities_of,
+)
 from andon.protocol.limits import BATCH_LIMIT
 from andon.protocol.run_settings import Policy, RunPlan
 from andon.protocol.schedules import (
@@ -70,6 +76,7 @@ def capabilities_for(settings: PacingSettings, policy: Policy) -> frozenset[str]
         # A worker that does not know these fields would train on without what they ask for.
         NORMS: policy.max_grad_norm is not None or policy.own_gradient_norm,
         MEAN_BUFFERS: policy.average_buffers,
+        TRIMMED: policy.trims,
     }
     chosen = frozenset(name for name, needs in needed.items() if needs)
     return chosen | frozenset(capabilities_of((policy.encoding, policy.answer_encoding)))

@@ -15,6 +15,7 @@ from andon.protocol.grains import Grains, NodeLoss
 from andon.protocol.records import Key, PositionRange, Record
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.rounds import RoundTerms
+from andon.protocol.run_settings import cut_at_each_end
 from andon.protocol.shards import Ranges
 from andon_coordinator.core.comparison import Comparison
 from andon_coordinator.core.effects import (
@@ -197,7 +198,12 @@ class StepRound:
         return sum(len(part) for share in self.shares for part in share)
 
     def result(
-        self, *, seconds: float, stop_reason: str, late: Mapping[int, int] = NOBODY_LATE
+        self,
+        *,
+        seconds: float,
+        stop_reason: str,
+        late: Mapping[int, int] = NOBODY_LATE,
+        trims: bool = False,
     ) -> StepResult:
         """The result of a complete round.
 
@@ -205,6 +211,7 @@ class StepRound:
             seconds: for how long it was open.
             stop_reason: why the run is over after it; empty if it goes on.
             late: of each worker out of how many records it was left before, if of any.
+            trims: whether the line asks for a trimmed mean.
         """
         corrects = [ready.correct for _, ready in self.in_rank_order]
         counted = [correct for correct in corrects if correct is not None]
@@ -235,7 +242,13 @@ class StepRound:
             overflow=self.overflow,
             gradient_scale=self.gradient_scale,
             change_scale=self.change_scale,
+            trimmed=cut_at_each_end(self._contributors) if trims else None,
         )
+
+    @property
+    def _contributors(self) -> int:
+        """How many members of a complete round gave something to its first exchange."""
+        return sum(ready.weight > 0 for ready in self.ready.values())
 
     def _along_tree(self, number: Callable[[NodeLoss], float]) -> float:
         assert self.grains is not None

@@ -44,6 +44,8 @@ class RunEventKind(enum.Enum):
     """A slow worker follows the line and computes nothing, or takes part again."""
     OVERFLOW = "overflow"
     """A step moved no weight, because scaled gradients overflowed."""
+    MEAN = "mean"
+    """From this step on gradients have another mean; the text says which one."""
     CHECKPOINT = "checkpoint"
     CHECKPOINT_MISSED = "checkpoint_missed"
     WENT_BACK = "went_back"

@@ -70,6 +70,10 @@ def obstacle_in(policy: Policy, pacing: PacingSettings) -> Obstacle | None:
             "lets windows grow by the noise of workers' gradients",
             "leave one of them out",
         )
+    if policy.trims:
+        return Obstacle(
+            "--mean trimmed", "leaves out parts of workers' shares", "leave one of them out"
+        )
     if policy.own_gradient_norm:
         return Obstacle(
             "--worker-grad-norm",

@@ -178,6 +178,15 @@ class LineSettings:
         if self.policy.quorum is not None and (other := self._beside_quorum()):
             raise ValueError(f"a quorum and {other} exclude each other")
 
+    @property
+    def comparison_factor(self) -> float | None:
+        """From how many times the others' median on a worker stands out; None: nobody is compared.
+
+        Those that a quorum leaves out send the changes of several windows: nothing compares to
+        them.
+        """
+        return self.worker_gradient_norm if self.policy.quorum is None else None
+
     def _obstacle_to_eviction(self) -> str:
         """Why a slow worker could never follow; empty if it could."""
         if self.policy.topology is Topology.RING:

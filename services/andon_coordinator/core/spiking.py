@@ -64,9 +64,7 @@ def judge(core: CoreState, round_: StepRound) -> LineDefect | None:
 
 def comparison_after(settings: LineSettings, history: History) -> Comparison:
     """What is remembered of how workers compare, as the journal has it."""
-    # Those that a quorum leaves out send the changes of several windows: nothing compares to them.
-    factor = settings.worker_gradient_norm if settings.policy.quorum is None else None
-    comparison = Comparison.from_bytes(factor, history.comparison)
+    comparison = Comparison.from_bytes(settings.comparison_factor, history.comparison)
     for made in history.spikes:
         if made.action is SpikeAction.DROP and made.step > comparison.step:
             comparison.forget(made.worker or 0)

@@ -339,7 +339,9 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
     # From here on the round can't be voided: it is a pending record.
     core.round = None
     left_out = {each.worker: each.left_out for each in core.members if each.left_out}
-    result = round_.result(seconds=seconds, stop_reason=stop, late=left_out)
+    result = round_.result(
+        seconds=seconds, stop_reason=stop, late=left_out, trims=core.settings.policy.trims
+    )
     core.save(
         PendingRecord(
             record=record,

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from andon.protocol import tokens
-from andon.protocol.capabilities import COORDINATOR_CAPABILITIES
+from andon.protocol.capabilities import BLOCK_NORMS, COORDINATOR_CAPABILITIES
 from andon.protocol.records import RecordKind
 from andon.protocol.run_settings import Liveness, Policy
 from andon.v1 import coordinator_pb2 as pb
@@ -82,6 +82,8 @@ class JoinAnswers:
     """Shared with the run's reducers, which check the tokens made of it."""
     policy: Policy
     liveness: Liveness
+    compares_blocks: bool = False
+    """Whether norms of blocks are compared: otherwise nobody need send them."""
 
     def accepted(self, effect: effects.AcceptJoin, term: int) -> pb.TrainResponse:
         """The answer to a Join."""
@@ -103,7 +105,11 @@ class JoinAnswers:
                 term=term,
                 halt=conversion.evidence_to_proto(effect.halt),
                 run_id=self.run_id,
-                capabilities=COORDINATOR_CAPABILITIES,
+                capabilities=[
+                    each
+                    for each in COORDINATOR_CAPABILITIES
+                    if each != BLOCK_NORMS or self.compares_blocks
+                ],
             )
         )
 

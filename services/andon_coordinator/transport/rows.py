@@ -79,7 +79,7 @@ _COLUMNS = (
     *("key", "parent", "kind", "step", "epoch", "position", "roster"),
     *("batch_epoch", "batch_start", "batch_stop", "halt", "operator"),
     *("loss", "samples", "weight", "attempt", "seconds", "stop_reason", "correct"),
-    *("gradient_norm", "note", "at", "overflow", "quorum", "gradient_scale"),
+    *("gradient_norm", "note", "at", "overflow", "quorum", "gradient_scale", "trimmed"),
 )
 
 INSERT_RECORD = f"INSERT INTO records ({', '.join(_COLUMNS)}) VALUES (:{', :'.join(_COLUMNS)})"
@@ -148,6 +148,7 @@ def record_values(effect: SaveRecord, at_unix_s: float) -> dict[str, Any]:
             "gradient_norm": result.gradient_norm,
             "overflow": 1 if result.overflow else None,
             "gradient_scale": None if result.gradient_scale == 1.0 else result.gradient_scale,
+            "trimmed": result.trimmed,
         }
     return values
 
@@ -410,6 +411,7 @@ def result_of(row: sqlite3.Row, contributions: tuple[StepContribution, ...]) -> 
         overflow="overflow" in row.keys() and bool(row["overflow"]),  # noqa: SIM118 (a row is no dict)
         gradient_scale=_scale_of(row),
         change_scale=change_scale,
+        trimmed=row["trimmed"] if "trimmed" in row.keys() else None,  # noqa: SIM118 (likewise)
     )
 
 

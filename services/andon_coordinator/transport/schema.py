@@ -212,10 +212,14 @@ OVERFLOW = "ALTER TABLE records ADD COLUMN overflow INTEGER"
 QUORUM = "ALTER TABLE records ADD COLUMN quorum TEXT"
 """Likewise."""
 
+TRIMMED = "ALTER TABLE records ADD COLUMN trimmed INTEGER"
+"""Likewise."""
+
 LATER_COLUMNS = (
     ("overflow", OVERFLOW),
     ("gradient_scale", GRADIENT_SCALE),
     ("quorum", QUORUM),
+    ("trimmed", TRIMMED),
 )
 """Those of records, and what adds them."""
 
@@ -264,7 +268,9 @@ CREATE TABLE records (
     at REAL NOT NULL,
     overflow INTEGER,           -- 1 if scaled gradients overflowed, so that no weight moved
     quorum TEXT,                -- JSON, of a line with a quorum: see `quorum_text`
-    gradient_scale REAL         -- what the averaged gradient was multiplied with, NULL for 1
+    gradient_scale REAL,        -- what the averaged gradient was multiplied with, NULL for 1
+    trimmed INTEGER             -- contributions that its mean left out at each end of each element,
+                                -- 0 if they were too few, NULL on a line of weighted means
 ) STRICT;
 CREATE TABLE totals (           -- one row, over all records
     steps INTEGER NOT NULL,

@@ -21,7 +21,14 @@ from andon.protocol.messages import (
 from andon.protocol.records import Key
 from andon.wire.checksums import is_intact
 from andon_reducer.core.exchange import OVERHEAD_BYTES, IncompleteChunk, answer_encoding_of
-from andon_reducer.core.mean import Mean, MeanDefect, Memory, fresh, weighted_mean
+from andon_reducer.core.mean import (
+    Mean,
+    MeanDefect,
+    Memory,
+    fresh,
+    trimmed_mean,
+    weighted_mean,
+)
 
 __all__ = ["Job", "job_of", "pieces_of", "reduce_chunk"]
 
@@ -65,7 +72,7 @@ def job_of(chunk: IncompleteChunk, number: int, shared: Sequence[bool]) -> Job:
     # Arenas have a place for a step's gradients in float32 and for nothing else.
     to_memory = (
         any(shared)
-        and first.operation is Operation.WEIGHTED_MEAN
+        and first.operation.is_mean
         and first.group == 0
         and first.encoding is answer is Encoding.FLOAT32
     )
@@ -127,7 +134,8 @@ def reduce_chunk(
         (source,) = job.contributions
         mean: Mean | MeanDefect = Mean(source.payload, source.weight)
     else:
-        mean = weighted_mean(job.contributions, job.encoding, job.answer_encoding, into, memory)
+        make = trimmed_mean if job.operation is Operation.TRIMMED_MEAN else weighted_mean
+        mean = make(job.contributions, job.encoding, job.answer_encoding, into, memory)
     if isinstance(mean, MeanDefect):
         return BlockFault(
             key=job.key,

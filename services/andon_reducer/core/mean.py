@@ -4,7 +4,7 @@ Theory of operation. The mean is defined to the bit, so that every language and 
 gives the same bytes: contributions are added in rank order, c_r = float32(w_r / W) with W and the
 quotient in float64, acc = c_0 * g_0, then acc = acc + c_r * g_r, each product and each sum rounded
 to float32. Where ranks contribute nodes of the tree over the batch's grains, these are added along
-that tree instead (`core.tree`).
+that tree instead (`core.tree`). A trimmed mean leaves some of them out (`core.trimmed`).
 
 The vectors are processed in tiles that stay in the processor's cache. A NaN or an infinity in any
 contribution makes that element of the mean NaN or infinite (also where c_r is 0), and adding up a
@@ -28,15 +28,19 @@ import numpy.typing as npt
 from andon.protocol.encoding import Encoding, EncodingOverflow, decode_part, encode, fused
 from andon.protocol.halts import describe_value
 from andon.protocol.messages import BlockFaultKind, BlockGradient
+from andon.protocol.run_settings import cut_at_each_end
 from andon_reducer.core.tree import TreeSum
+from andon_reducer.core.trimmed import LEAST_SHARE, adds_trimmed
 
 __all__ = [
     "MEAN_ENCODINGS",
     "TILE_ELEMENTS",
+    "TRIMMED_ENCODINGS",
     "Mean",
     "MeanDefect",
     "Memory",
     "fresh",
+    "trimmed_mean",
     "weighted_mean",
 ]
 
@@ -58,6 +62,9 @@ MEAN_ENCODINGS = frozenset(
 )
 """Encodings whose numbers can be averaged. Which of them a mean may have, `answers_defect` says."""
 
+TRIMMED_ENCODINGS = frozenset(each for each in MEAN_ENCODINGS if not each.loses_much)
+"""Of those, the encodings of trimmed means."""
+
 TILE_ELEMENTS = 2**16
 """Elements of a tile: three float32 vectors of this length fit a core's L2 cache. It is a multiple
 of a strip of the encodings that have strips."""
@@ -66,6 +73,9 @@ of a strip of the encodings that have strips."""
 def fresh(size: int) -> memoryview:
     """New memory of `size` bytes."""
     return np.empty(size, np.uint8).data
+
+
+_BEYOND_FLOAT64 = "the sum of the weights is beyond float64: use smaller weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +124,9 @@ def weighted_mean(
         # In rank order, too: a sum of float64 depends on the order of its terms.
         total = sum(part.weight for part in contributions) if tree is None else tree.weight
         if not math.isfinite(total):
-            message = "the sum of the weights is beyond float64: use smaller weights"
-            return MeanDefect(BlockFaultKind.INCONSISTENT, 0, describe_value(total), message)
+            return _bad_weights(total, _BEYOND_FLOAT64)
         if tree is not None and not tree.is_divided_well:
-            message = "the weights of a position are beyond float32: use others"
-            return MeanDefect(BlockFaultKind.INCONSISTENT, 0, describe_value(total), message)
+            return _bad_weights(total, "the weights of a position are beyond float32: use others")
         # The only share is exactly 1, so there is nothing to compute: the values are only checked.
         as_it_is = len(contributions) == 1 if tree is None else tree.is_gradient
         if as_it_is and answer is encoding:
@@ -133,6 +141,44 @@ def weighted_mean(
                 return Mean(mean, total)
             return _in_tiles(contributions, terms, mean, tree.mean_into)
         return _mean(contributions, terms, mean, in_place=in_place)
+
+
+def trimmed_mean(
+    contributions: Sequence[BlockGradient],
+    encoding: Encoding,
+    answer: Encoding,
+    into: memoryview | None = None,
+    memory: Memory = fresh,
+) -> Mean | MeanDefect:
+    """The trimmed mean of contributions in rank order; of too few of them their weighted mean.
+
+    Arguments and result are those of `weighted_mean`, and both encodings are among
+    TRIMMED_ENCODINGS. The contributions are no nodes.
+    """
+    if not cut_at_each_end(len(contributions)):
+        return weighted_mean(contributions, encoding, answer, into, memory)
+    total = sum(part.weight for part in contributions)
+    if not math.isfinite(total):
+        return _bad_weights(total, _BEYOND_FLOAT64)
+    shares = [part.weight / total for part in contributions]
+    if min(shares) < LEAST_SHARE:
+        return _bad_weights(total, "weights 2**512 times apart have no trimmed mean: use others")
+
+    def read(number: int, start: int, out: Floats) -> None:
+        # A copy, also of what lies in shared memory: its worker may still write there, and each
+        # number is compared several times before it is added.
+        found = _floats(contributions[number], encoding, start, out)
+        if found is not out:
+            np.copyto(out, found)
+
+    mean = memory(answer.payload_bytes(contributions[0].count)) if into is None else into
+    with np.errstate(all="ignore"):
+        add_up = adds_trimmed(shares, read)
+        return _in_tiles(contributions, (total, encoding, answer), mean, add_up)
+
+
+def _bad_weights(total: float, message: str) -> MeanDefect:
+    return MeanDefect(BlockFaultKind.INCONSISTENT, 0, describe_value(total), message)
 
 
 def _checked(part: BlockGradient, encoding: Encoding, into: memoryview | None) -> Mean | MeanDefect:

@@ -17,7 +17,7 @@ from andon.protocol.records import Key
 from andon.wire.checksums import is_intact
 from andon_reducer.core.effects import CallRefusal
 from andon_reducer.core.exchange import Place, answer_encoding_of, last_place_of, place_of
-from andon_reducer.core.mean import MEAN_ENCODINGS
+from andon_reducer.core.mean import MEAN_ENCODINGS, TRIMMED_ENCODINGS
 
 __all__ = ["BRINGS_NOTHING", "ChunkLimits", "StreamState"]
 
@@ -126,13 +126,15 @@ def _not_offered(gradient: BlockGradient) -> CallRefusal | None:
             return None
         text = "a broadcast comes back as it was sent: leave answer_encoding out"
         return CallRefusal(Reason.NOT_OFFERED, text)
-    if gradient.operation is not Operation.WEIGHTED_MEAN:
+    if not gradient.operation.is_mean:
         text = f"{gradient.operation.name.lower()} is not offered by this reducer"
         return CallRefusal(Reason.NOT_OFFERED, text)
     answer = answer_encoding_of(gradient)
+    trims = gradient.operation is Operation.TRIMMED_MEAN
     for encoding in (gradient.encoding, answer):
-        if encoding not in MEAN_ENCODINGS:
-            text = f"means of {encoding.label} are not offered by this reducer"
+        if encoding not in (TRIMMED_ENCODINGS if trims else MEAN_ENCODINGS):
+            means = "trimmed means" if trims else "means"
+            text = f"{means} of {encoding.label} are not offered by this reducer"
             return CallRefusal(Reason.NOT_OFFERED, text)
     if text := answers_defect(gradient.encoding, answer):
         return CallRefusal(Reason.NOT_OFFERED, text)
@@ -187,7 +189,7 @@ def _not_for_memory(gradient: BlockGradient) -> CallRefusal | None:
     if gradient.slice is None:
         return None
     if (
-        gradient.operation is Operation.WEIGHTED_MEAN
+        gradient.operation.is_mean
         and gradient.group == 0
         and gradient.encoding is Encoding.FLOAT32
         and gradient.answer_encoding in (None, Encoding.FLOAT32)

@@ -16,7 +16,7 @@ import pytest
 from andon.protocol.encoding import Encoding, decode, encode
 from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.protocol.records import Key
-from andon.protocol.run_settings import Policy
+from andon.protocol.run_settings import MeanKind, Policy
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
@@ -47,6 +47,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
 over_every_path = pytest.mark.parametrize("path", PATHS)
 WIDE = Layout((Block(BlockKind.OTHER, "b", (Component("w", (2**18,)),)),))
+TRIMMED = Policy(chunk_elements=CHUNK, mean=MeanKind.TRIMMED)
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,21 @@ def test_a_path_carries_the_bits_of_one_reducer_over_grpc_and_nothing_takes_anot
                 wait_until(partial(has_moved, started, direction, path, expected))
             assert moved(started, direction, path) > 0
     assert list(tmp_path.iterdir()) == []
+
+
+@over_every_path
+def test_a_trimmed_mean_is_the_same_over_every_path(tmp_path: Path, path: str) -> None:
+    with star(path, tmp_path, 2, 5, policy=TRIMMED) as (_, workers):
+        found = exchanged(workers, 1)
+
+    numbers = np.array([np.concatenate(worker.blocks) for worker in workers], np.float64)
+    shares = np.array([worker.rank + 0.5 for worker in workers]) / 12.5
+    kept = np.sort(np.argsort(numbers, axis=0)[1:-1], axis=0)
+    products = shares[kept] * np.take_along_axis(numbers, kept, axis=0)
+    first, second, third = products
+    weights = (shares[kept[0]] + shares[kept[1]]) + shares[kept[2]]
+    expected = (((first + second) + third) / weights).astype(np.float32)
+    assert found == [expected.tobytes()] * 5
 
 
 @over_every_path
@@ -342,15 +358,22 @@ def test_narrow_gradients_are_averaged_in_float32_and_come_back_as_asked(
     )
 
 
-def test_a_reducer_that_lacks_the_lines_encoding_is_refused_by_the_capabilitys_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("policy", "lacks"),
+    [
+        (Policy(chunk_elements=CHUNK, encoding=Encoding.INT4_BLOCK), r"int4\.v1"),
+        (TRIMMED, r"trimmed\.v1"),
+    ],
+    ids=["encoding", "mean"],
+)
+def test_a_reducer_that_lacks_what_the_line_needs_is_refused_by_the_capabilitys_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Policy, lacks: str
 ) -> None:
-    policy = Policy(chunk_elements=CHUNK, encoding=Encoding.INT4_BLOCK)
     monkeypatch.setattr("andon_reducer.transport.reduce.CAPABILITIES", ("int8.v1",))
 
     with (
         star("wire", tmp_path, 1, 1, policy=policy) as (_, (worker,)),
-        pytest.raises(ReducerUnfit, match=r"lacks int4\.v1, which the line"),
+        pytest.raises(ReducerUnfit, match=f"lacks {lacks}, which the line"),
     ):
         worker.open()
 

@@ -2,7 +2,8 @@
 
 Usage: verified.py SPEC.json OUT.json. It writes the SHA-256 of the weights, or the halt that it
 raised. `flips`, a slot and a step: a bit of one gradient is wrong in that worker's first grain of
-that step. `reads`, a slot and an index: that worker's sample is another one.
+that step. `reads`, a slot and an index: that worker's sample is another one. `ddp`: the process is
+one of several of its host.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -47,6 +49,10 @@ def flipped(gradient: torch.Tensor) -> torch.Tensor:
 
 def train(line: Line, spec: dict[str, Any], model: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    inner = model
+    if spec.get("ddp"):
+        dist.init_process_group("gloo")
+        model = nn.parallel.DistributedDataParallel(model)
     slot, index = spec.get("reads", (None, None))
     loader: Any = DataLoader(Numbers(index if slot == spec["slot"] else None), 12)
     model, optimizer, loader = line.prepare(model, optimizer, loader, micro_batch_size=2)
@@ -55,7 +61,7 @@ def train(line: Line, spec: dict[str, Any], model: Any) -> None:
         for x in loader:
             hook = None
             if wrong and line.step == 2:
-                hook, wrong = model[0].weight.register_hook(flipped), False
+                hook, wrong = inner[0].weight.register_hook(flipped), False
             optimizer.zero_grad()
             line.backward(F.mse_loss(model(x), x[:, :1]))
             optimizer.step()

@@ -217,6 +217,7 @@ def test_flags_of_a_service_give_all_its_settings_again() -> None:
             "topk_kept",
             "evict_slower_than",
             "noise_scale",
+            "mean",
         }
         assert left_out <= {"config", "coordinator", "token", *apart}
 
@@ -228,6 +229,7 @@ def test_flags_of_a_service_give_all_its_settings_again() -> None:
         LineOptions(schedule="local", quorum=0.75, grace="2.5", max_late=3),
         LineOptions(evict_slower_than=3.5),
         LineOptions(noise_scale=True),
+        LineOptions(mean="trimmed", max_workers=5),
     )
     served = (ServeConfig(run_id="7f3a", line=line) for line in alone)
     for settings in (replace(EVERYTHING, role="all"), *served):
@@ -249,7 +251,7 @@ def settings_of_a_service() -> list[tuple[str, str]]:
         "lr_scaling": "linear", "growth_cost": "0.5", "outer": "nesterov", "log_format": "json",
         "may_stop": "operators", "same_bits": "1", "arithmetic": "tell", "verify": "0.5",
         "on_wrong_arithmetic": "drop", "on_spike": "limit", "fragments": "4", "mix": "0.5",
-        "quorum": "0.5", "grace": "2.5",
+        "quorum": "0.5", "grace": "2.5", "mean": "trimmed",
     }  # fmt: skip
     own = {each.name for each in fields(RunSettings)} - {each.name for each in fields(ServeConfig)}
     arguments = settings_of(app_of(RunSettings).assemble_argument_collection())
@@ -266,6 +268,7 @@ _BESIDE: dict[str, tuple[str, ...]] = {
     "mix": (*_LOCAL, "--fragments", "4"),
     "topk_kept": ("--encoding", "topk"),
     "max_anchor": ("--lr-scaling", "sqrt"),
+    "mean": ("--expect", "5"),
     "currency": ("--price-per-hour", "2"),
     **dict.fromkeys(("grace", "max_late"), (*_LOCAL, "--quorum", "0.5")),
 }

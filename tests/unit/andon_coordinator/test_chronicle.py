@@ -175,6 +175,21 @@ def test_an_overflow_is_told_once_its_step_is_durable() -> None:
     assert telling.told(events.RecordSaved(record.key)) == []
 
 
+def test_another_mean_is_told_once_its_first_step_is_durable() -> None:
+    telling, told = Telling(), []
+
+    for number, trimmed in enumerate((None, 1, 1, 0, 1), 4):
+        record = Record(Key(1, number), None, RecordKind.STEP, number, Cursor(0, 4), (0,))
+        result = line_values.result(seconds=0.1, trimmed=trimmed)
+        told += telling.told(TICK, effects.SaveRecord(record, result))
+        told += telling.told(events.RecordSaved(record.key))
+
+    assert [(kind, step) for kind, _, step, _ in told] == [("mean", 5), ("mean", 7), ("mean", 8)]
+    assert [text.partition(":")[0] for *_, text in told] == [
+        *("the trimmed mean", "the weighted mean", "the trimmed mean"),
+    ]
+
+
 def test_the_end_is_told_once() -> None:
     telling = Telling()
 

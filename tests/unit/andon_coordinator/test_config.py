@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from andon.protocol.capabilities import INT8, MEAN_BUFFERS, NORMS, TOPK
+from andon.protocol.capabilities import INT8, MEAN_BUFFERS, NORMS, TOPK, TRIMMED
 from andon.protocol.encoding import Encoding
 from andon.protocol.run_settings import Topology
 from andon.protocol.schedules import (
@@ -95,6 +95,7 @@ def test_the_noise_scale_is_measured_of_norms_that_workers_report() -> None:
         ({"shares": "balanced-interleaved"}, "--shares equal or balanced"),
         ({"max_grad_norm": 1.0}, "clip_grad_norm_"),
         ({"worker_grad_norm": 9.0}, "--grad-norm-spike"),
+        ({"mean": "trimmed", "max_workers": 5}, "leave one of them out"),
     ],
 )
 def test_what_makes_bits_depend_on_workers_is_refused_beside_same_bits(
@@ -160,12 +161,14 @@ def test_what_an_earlier_version_would_not_heed_needs_a_capability() -> None:
             ("grad_norm_spike", 10.0),
         )
     }
+    needed["mean"] = set(config(mean="trimmed", max_workers=5).line_settings().capabilities)
 
     assert needed == {
         "max_grad_norm": {NORMS},
         "worker_grad_norm": {NORMS},
         "average_buffers": {MEAN_BUFFERS},
         "grad_norm_spike": set(),
+        "mean": {TRIMMED},
     }
 
 
@@ -240,6 +243,32 @@ def test_a_setting_that_nothing_would_obey_is_refused_with_the_remedy(
 ) -> None:
     with pytest.raises(ValueError, match=why):
         config(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "other", "remedy"),
+    [
+        ({"topology": Topology.RING}, "--topology ring", "--topology star"),
+        ({"schedule": "async"}, "--schedule async", "--schedule every-step"),
+        ({"encoding": "int8", "answer_encoding": "float32"}, "--encoding int8", "bfloat16"),
+        ({"answer_encoding": "int4"}, "--answer-encoding int4", "bfloat16"),
+        ({"noise_scale": True}, "--noise-scale", "leave one"),
+        ({"max_anchor": 8, "lr_scaling": "sqrt"}, "--max-anchor", "leave one"),
+    ],
+)
+def test_a_trimmed_mean_is_refused_beside_what_it_makes_no_sense_with(
+    options: dict[str, Any], other: str, remedy: str
+) -> None:
+    with pytest.raises(ValueError, match=f"--mean trimmed can't go with {other}.*: .*{remedy}"):
+        config(expect_workers=5, mean="trimmed", **options)
+
+
+def test_a_trimmed_mean_needs_room_for_five_workers() -> None:
+    for fields in ({"expect_workers": 4}, {"max_workers": 4}):
+        with pytest.raises(ValueError, match="workers 4 brings fewer: raise it"):
+            config(mean="trimmed", **fields)
+
+    assert config(expect_workers=2, max_workers=5, mean="trimmed").policy.trims
 
 
 def test_a_slow_worker_is_dealt_less_only_where_all_workers_know_of_shares_by_speed() -> None:

@@ -296,17 +296,19 @@ def test_the_workers_pace_is_durable_with_its_record_and_a_record_without_one_ke
     assert (reopened(path).pacing, reopened(path).comparison) == (b"one", b"two")
 
 
-def test_the_journal_says_which_steps_overflowed(path: Path) -> None:
+def test_the_journal_says_which_steps_overflowed_and_which_mean_they_had(path: Path) -> None:
     later = replace(STEP, key=Key(TERM, STEP.key.round + 1), parent=STEP.key, step=STEP.step + 1)
     with Writing(path) as writing:
         writing.save(
             effects.SaveRecord(INITIAL),
-            effects.SaveRecord(STEP, replace(RESULT, overflow=True)),
+            effects.SaveRecord(STEP, replace(RESULT, overflow=True, trimmed=2)),
             effects.SaveRecord(later, RESULT),
         )
 
     with JournalReader(path) as reader:
-        assert [result.overflow for result in reader.results()] == [True, False]
+        results = list(reader.results())
+    assert [result.overflow for result in results] == [True, False]
+    assert [result.trimmed for result in results] == [2, None]
 
 
 def test_a_ledger_with_a_quorum_is_whole_if_each_position_is_in_one_record_or_owed(

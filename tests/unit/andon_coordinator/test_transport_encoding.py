@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from andon.protocol.capabilities import BLOCK_NORMS
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.reducers import ReducerShare
@@ -22,6 +23,7 @@ from andon_coordinator.transport.outgoing import (
     MessageEffect,
     message_to,
 )
+from unit.andon_coordinator.paced_line import PLAN
 
 ANSWERS = JoinAnswers(run_id="7f3a", secret=b"s" * 32, policy=Policy(), liveness=Liveness())
 RECORD = Record(Key(1, 2), Key(1, 1), RecordKind.STEP, 1, Cursor(0, 8), (0, 1, 2))
@@ -132,3 +134,23 @@ def test_the_record_of_a_later_step_is_encoded_anew() -> None:
         message = pb.TrainResponse.FromString(encoder.encoded(both))
 
         assert message.step_committed.record.step == record.step
+
+
+@pytest.mark.parametrize("compares", [True, False])
+def test_a_worker_is_told_that_norms_of_blocks_are_compared_only_where_they_are(
+    compares: bool,
+) -> None:
+    answers = replace(ANSWERS, compares_blocks=compares)
+
+    joined = do.AcceptJoin(
+        stream=1,
+        worker=0,
+        plan=PLAN,
+        join_status=do.JoinStatus.FRESH,
+        head=None,
+        step=0,
+        halt=None,
+    )
+    accepted = answers.accepted(joined, term=1).join_accepted
+
+    assert (BLOCK_NORMS in accepted.capabilities) == compares

@@ -52,7 +52,15 @@ def assert_alike(one: StepBench, host: HostBench) -> None:
     """What was sent, reported and left in every process has the same bits."""
     assert host.seat.exchange.rounds == one.sent
     for mine, theirs in zip(host.seat.reports, one.member.reports, strict=True):
-        for name in ("weight", "loss_sum", "node_losses", "correct", "samples", "attested"):
+        for name in (
+            "weight",
+            "loss_sum",
+            "node_losses",
+            "correct",
+            "samples",
+            "attested",
+            "apart",
+        ):
             assert getattr(mine, name) == getattr(theirs, name), name
         assert mine.averages_digest == theirs.averages_digest
         assert mine.mean_check == theirs.mean_check

@@ -16,7 +16,7 @@ from andon.protocol.layout import Layout
 from andon.protocol.records import Key
 from andon_trainer.averaging.feedback import ErrorFeedback, FeedbackMember
 from andon_trainer.averaging.norms import l2_norm
-from andon_trainer.core.calls import Call, Floats, NodePart
+from andon_trainer.core.calls import Call, Floats, NodePart, mean_of_gradients
 from andon_trainer.core.events import AveragesComplete
 from andon_trainer.core.reports import Timings
 from andon_trainer.exchange.path import Exchange
@@ -203,7 +203,11 @@ class Averaging:
             call = replace(call, sequence=number, nodes=nodes)
         elif number or nodes:
             call = Call(
-                name=_GRADIENTS, sequence=number, blocks=range(len(self.sizes)), nodes=nodes
+                name=_GRADIENTS,
+                sequence=number,
+                blocks=range(len(self.sizes)),
+                nodes=nodes,
+                mean=mean_of_gradients(self.member.policy),
             )
         if not self.member.begin(weight, call):
             return None

@@ -8,6 +8,7 @@ line limits the norm of each worker's own gradient, that holds for the gradient 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -18,7 +19,7 @@ from andon_trainer.averaging.norms import l2_norm, limiting_factor
 from andon_trainer.averaging.solo_averaging import SoloAverager
 from andon_trainer.averaging.staging import make_staging
 from andon_trainer.averaging.tap import put_average
-from andon_trainer.core.calls import Call
+from andon_trainer.core.calls import Call, mean_of_gradients
 from andon_trainer.core.reports import Timings
 from andon_trainer.exchange.path import lent_by
 from andon_trainer.model.guards import LateGradients
@@ -80,6 +81,8 @@ class LineCollectives:
     def run(self, call: Call, weight: float) -> Averaged | None:
         """Sends, waits for the answer and puts it in place."""
         began = time.perf_counter()
+        if call.blocks:
+            call = replace(call, mean=mean_of_gradients(self._member.policy))
         opened = self._averaging.open(weight, call)
         if opened is None:
             return None

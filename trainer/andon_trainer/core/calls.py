@@ -11,7 +11,7 @@ from andon.protocol.encoding import Encoding
 from andon.protocol.messages import Operation, TreeNode
 from andon.protocol.run_settings import Policy
 
-__all__ = ["Bytes", "Call", "Floats", "NodePart"]
+__all__ = ["Bytes", "Call", "Floats", "NodePart", "mean_of_gradients"]
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -45,6 +45,8 @@ class Call:
     """Whether its numbers travel as float32, whatever the line's encoding is."""
     nodes: tuple[NodePart, ...] = ()
     """The worker's contributions by node, in rising order; empty: it has one, or abstains."""
+    mean: Operation = Operation.WEIGHTED_MEAN
+    """Which mean its blocks have; see `mean_of_gradients`."""
 
     def encoding(self, policy: Policy) -> Encoding:
         """How this call's contributions travel."""
@@ -59,4 +61,9 @@ class Call:
         """What the reducer computes; None if every worker abstains."""
         if self.data is not None:
             return Operation.BROADCAST
-        return Operation.WEIGHTED_MEAN if self.blocks else None
+        return self.mean if self.blocks else None
+
+
+def mean_of_gradients(policy: Policy) -> Operation:
+    """The mean that gradients have, and no other numbers."""
+    return Operation.TRIMMED_MEAN if policy.trims else Operation.WEIGHTED_MEAN

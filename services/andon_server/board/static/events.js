@@ -21,6 +21,7 @@ const KINDS = {
   eased: ["amber", "Dealt less"],
   evicted: ["amber", "Slow"],
   overflow: ["amber", "Overflow"],
+  mean: ["off", "Mean"],
   checkpoint: ["off", "Checkpoint"],
   checkpoint_missed: ["amber", "No checkpoint"],
   went_back: ["amber", "Went back"],

@@ -186,6 +186,45 @@ def test_a_mean_along_any_tree_has_the_bits_that_numpy_gives(
     assert (untouched == 7).all()
 
 
+@UNHURRIED
+@given(
+    st.integers(1, 9),
+    st.sampled_from([1, 31, 32, 33, 200]),
+    st.integers(0, 2**32 - 1),
+    st.booleans(),
+)
+def test_a_trimmed_mean_has_the_bits_that_numpy_gives(
+    fused: ModuleType, count: int, size: int, seed: int, wild: bool
+) -> None:
+    random, cut = np.random.default_rng(seed), (count - 1) // 3
+    edges = random.choice(EDGES[: None if wild else 5], (count, size + 3)).view(np.float32)
+    numbers = random.standard_normal((count, size + 3), np.float32)
+    values = np.where(random.random(numbers.shape) < 0.5, edges, numbers)
+    shares, out = random.random(count) + 1e-9, np.full(size + 2, 7, np.float32)
+
+    finite = fused.trimmed_mean(out[1:-1], values, tuple(shares.tolist()), cut)
+
+    given = values[:, :size].astype(np.float64)
+    assert finite == np.isfinite(given).all()
+    assert (out[0], out[-1]) == (7, 7)
+    if not finite:
+        return
+    kept = np.sort(np.argsort(given, axis=0, kind="stable")[cut : count - cut], axis=0)
+    total, weight = np.full(size, -0.0), np.zeros(size)
+    for ranks in kept:
+        total += shares[ranks] * np.take_along_axis(given, ranks[None], axis=0)[0]
+        weight += shares[ranks]
+    assert out[1:-1].tobytes() == (total / weight).astype(np.float32).tobytes()
+
+
+@pytest.mark.parametrize(("size", "rows", "cut"), [(5, 8, 0), (2, 7, 0), (2, 8, 1), (2, 8, -1)])
+def test_a_trimmed_mean_of_rows_that_do_not_match_is_refused(
+    fused: ModuleType, size: int, rows: int, cut: int
+) -> None:
+    with pytest.raises(ValueError, match="nothing would be kept"):
+        fused.trimmed_mean(np.zeros(size, "f4"), np.zeros(rows, "f4"), (0.25,) * 2, cut)
+
+
 @pytest.mark.parametrize("sums", [b"", b"\0\0", b"\0\2", b"\1\0", b"\0\1\0"])
 def test_sums_that_are_no_tree_are_refused(fused: ModuleType, sums: bytes) -> None:
     four = np.zeros(4, np.float32)

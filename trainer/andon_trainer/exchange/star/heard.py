@@ -25,7 +25,7 @@ from andon.protocol.records import Key
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import Policy
 from andon.wire.frames import FrameError
-from andon_trainer.core.calls import Call, Floats
+from andon_trainer.core.calls import Call, Floats, mean_of_gradients
 from andon_trainer.core.events import Assigned, ListeningLost
 from andon_trainer.exchange.collector import Collector, OpenCall
 from andon_trainer.exchange.path import Inbox, Traffic
@@ -242,7 +242,8 @@ class HeardExchange:
         chunk_bytes = encoding.payload_bytes(min(policy.chunk_elements, layout.elements))
         self.chunk_s = chunk_bytes / _LEAST_BYTES_PER_S
         """How long nothing may come on a slow link, since a chunk is on its way."""
-        self._whole = Call(name="line.backward", blocks=range(len(layout.blocks)))
+        whole, mean = range(len(layout.blocks)), mean_of_gradients(policy)
+        self._whole = Call(name="line.backward", blocks=whole, mean=mean)
 
     @property
     def traffic(self) -> Traffic:

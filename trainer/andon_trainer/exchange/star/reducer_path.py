@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from andon.protocol.capabilities import LISTENING, SAME_BITS, capabilities_of
+from andon.protocol.capabilities import LISTENING, SAME_BITS, TRIMMED, capabilities_of
 from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Chunk
 from andon.protocol.limits import MAX_CONNECTIONS
@@ -159,6 +159,8 @@ class WireLane:
         self.close()
         policy = self._part.policy
         needed = capabilities_of((policy.encoding, policy.answer_encoding))
+        if policy.trims:
+            needed = *needed, TRIMMED
         if opening.listens:
             needed = *needed, LISTENING
         if SAME_BITS in opening.capabilities:

@@ -276,6 +276,7 @@ class SharedLane:
                     count=span.count,
                     weight=weight,
                     sequence=call.call.sequence,
+                    operation=call.call.mean,
                     node=node,
                 )
                 self._send(self._with_contribution(message, memory, span, number, flat))

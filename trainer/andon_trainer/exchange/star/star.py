@@ -31,7 +31,7 @@ from andon.protocol.layout import Layout
 from andon.protocol.messages import OpenRound
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import Policy
-from andon_trainer.core.calls import Bytes, Call, Floats
+from andon_trainer.core.calls import Bytes, Call, Floats, mean_of_gradients
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.values import bad_value_of
 from andon_trainer.exchange.channels import is_here
@@ -166,7 +166,8 @@ class StarExchange:
             )
             for address, part in parts.items()
         ]
-        self._whole = Call(name="line.backward", blocks=range(len(layout.blocks)))
+        whole, mean = range(len(layout.blocks)), mean_of_gradients(policy)
+        self._whole = Call(name="line.backward", blocks=whole, mean=mean)
         self._open: OpenCall | None = None
         self._lanes: list[Lane] = []
         """Those that the present call concerns; none if the exchange is not open."""
