@@ -347,7 +347,7 @@ class LineCore:
         departures.look_for_silence(core)
         departures.look_for_stragglers(core, ticked=kind is TimePassed)
         if isinstance(event, TimePassed):
-            core.lag_s += event.late_s
+            suspects.ticked(core, event.late_s)
             suspects.look(core)
             slowness.look(core)
         # Before the next round may open, which is without them.

@@ -49,7 +49,7 @@ from andon_coordinator.core.round import AttemptCounts, PendingRecord, StepRound
 from andon_coordinator.core.scalar_all_reduces import ScalarAllReduces
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.core.spikes import SpikeAction, SpikeBook
-from andon_coordinator.core.suspicion import Delays, durations_of_rounds
+from andon_coordinator.core.suspicion import Crowd, Delays, durations_of_rounds
 from andon_coordinator.core.transfers import StateTransfer, StateTransfers
 from andon_coordinator.core.verification import VerifiedTotals
 
@@ -144,6 +144,8 @@ class CoreState:
     slowness: SlownessWatch = field(default_factory=SlownessWatch)
     lag_s: float = 0.0
     """For how long this process has not listened, in total, since it began."""
+    crowd: Crowd = field(default_factory=Crowd)
+    """How long what is to run waits for a processor here."""
     attempts: AttemptCounts = field(default_factory=AttemptCounts)
     standing: frozenset[int] = frozenset()
     """Workers that asked for the step after the record that the present event made durable."""

@@ -9,7 +9,7 @@ from andon.protocol.arithmetic import is_one
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Cursor, Key
 from andon.protocol.slowness import Slowness
-from andon_coordinator.core import lost_state
+from andon_coordinator.core import lost_state, suspects
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.events import Activity, Device, ProcessUse, StepTimings
@@ -234,7 +234,7 @@ def _worker(
         in_sync=in_sync,
         learns=learning is not None,
         steps_behind=behind,
-        patience_s=member.answers.patience_s(now, core.settings.liveness.lease_s),
+        patience_s=suspects.patience_s(core, member),
         metrics_address=member.request.metrics_address,
         final_digest=member.final_digest,
         share=last.share,

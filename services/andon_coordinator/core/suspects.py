@@ -23,7 +23,7 @@ from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.state import CoreState
 
-__all__ = ["answered", "ask_next", "came_back", "look"]
+__all__ = ["answered", "ask_next", "came_back", "look", "patience_s", "ticked"]
 
 _LEFT = 2
 """So many workers are left in sync at least: one alone can't tell whose silence it is."""
@@ -65,6 +65,17 @@ def came_back(core: CoreState, before: LineMember | None, member: LineMember) ->
     member.answers = before.answers
     member.answers.forget_probe()
     return member.answers.came_back(core.now, core.settings.liveness.lease_s)
+
+
+def ticked(core: CoreState, late_s: float) -> None:
+    """A tick came so late: the line did not listen meanwhile, and others may wait as long."""
+    core.lag_s += late_s
+    core.crowd.ticked(late_s)
+
+
+def patience_s(core: CoreState, member: LineMember) -> float:
+    """After how long a silence a worker is suspected."""
+    return member.answers.patience_s(core.now, core.settings.liveness.lease_s, core.crowd.waits_s)
 
 
 def look(core: CoreState) -> None:
@@ -121,8 +132,7 @@ def _silent_s(core: CoreState, member: LineMember) -> float:
 def _is_silent(core: CoreState, member: LineMember) -> bool:
     if member.answers.asked_at is None:
         return False
-    lease_s = core.settings.liveness.lease_s
-    return _silent_s(core, member) >= member.answers.patience_s(core.now, lease_s)
+    return _silent_s(core, member) >= patience_s(core, member)
 
 
 def _stands_alone(

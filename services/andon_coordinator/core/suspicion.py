@@ -14,6 +14,10 @@ Two things make it patient with a worker that is sometimes held up, as by a call
 interpreter's lock. Nobody is suspected before half as long again as its longest answer of late. And
 each suspicion that was a mistake doubles the patience: after a few the lease decides, as it would
 without any of this.
+
+A machine may become crowded from one second to the next, and then no answer of before says how long
+one takes. The line's own ticks show that: if several come late, what runs here waits for a
+processor. So nobody is suspected before several times the longest such wait of late.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-__all__ = ["Delays", "ProcessAnswers", "answers_of_processes", "durations_of_rounds"]
+__all__ = ["Crowd", "Delays", "ProcessAnswers", "answers_of_processes", "durations_of_rounds"]
 
 _ENOUGH = 10
 """From so few delays on they say something."""
@@ -34,6 +38,11 @@ _SILENT = 8.0
 """Level at which a worker is suspected."""
 _LONGER = 1.5
 """... and not before that many times its longest answer."""
+_WAKES = 6.0
+"""An answer takes several threads that wait for a processor one after the other: those that read
+and write at both ends, and one that has the interpreter's lock. Each may wait as long."""
+_CROWD_KEPT = 0.99
+"""So much of a late tick counts a tick later: half of it after 70 ticks."""
 _LATELY = 4
 """Answers that tell how it is now."""
 _FORGIVEN_S = 600.0
@@ -94,6 +103,21 @@ def answers_of_processes() -> Delays:
     return Delays(least_deviation_s=0.025, kept=deque(maxlen=64))
 
 
+@dataclass(slots=True)
+class Crowd:
+    """How long what is to run waits for a processor here, as late ticks show it."""
+
+    waits_s: float = 0.0
+    """The longest wait of late but one: a single one may be the line's own work."""
+    _longest_s: float = 0.0
+
+    def ticked(self, late_s: float) -> None:
+        """A tick came so late."""
+        longest_s = self._longest_s * _CROWD_KEPT
+        self.waits_s = max(self.waits_s * _CROWD_KEPT, min(late_s, longest_s))
+        self._longest_s = max(longest_s, late_s)
+
+
 @dataclass(slots=True, eq=False)
 class ProcessAnswers:
     """What one process was asked, and how fast it answers. Times are the line's clock."""
@@ -140,13 +164,20 @@ class ProcessAnswers:
         """
         return 0.0 if self.asked_at is None else min(self._waited_s(now, lag_s), now - heard_at)
 
-    def patience_s(self, now: float, lease_s: float) -> float:
-        """After how long a silence it is suspected; a lease is the most."""
+    def patience_s(self, now: float, lease_s: float, crowd_s: float = 0.0) -> float:
+        """After how long a silence it is suspected; a lease is the most.
+
+        Args:
+            now: the time.
+            lease_s: the lease.
+            crowd_s: how long a thread that is to run waited of late for a processor.
+        """
         if not self.delays.enough:
             return lease_s
         # Bounded before it is used: a float overflows at 2**1024.
         doublings = min(self._mistakes_left(now), 30)
-        return min(self.delays.until_silent_s() * 2.0**doublings, lease_s)
+        after_s = max(self.delays.until_silent_s(), _WAKES * crowd_s)
+        return min(after_s * 2.0**doublings, lease_s)
 
     def suspected(self) -> None:
         """It is cut off for its present silence."""

@@ -154,6 +154,22 @@ def test_others_that_answer_slowly_themselves_buy_it_more_time() -> None:
     assert line.pass_time(0.5, 1)[1] == {1}
 
 
+def test_a_line_whose_own_ticks_come_late_is_more_patient_until_they_are_in_time_again() -> None:
+    crowded, once, since = Trained(3), Trained(3), Trained(3)
+
+    for line, ticks in ((crowded, 2), (once, 1), (since, 2)):
+        for _ in range(ticks):
+            line.bench.send(on.TimePassed(late_s=0.1))
+    for _ in range(400):
+        since.bench.send(on.TimePassed())
+
+    # Its answers are as fast as ever, but each of their ways may take as long as the tick's did.
+    assert crowded.pass_time(0.4, 1)[1] == set()
+    assert crowded.pass_time(0.4, 1)[1] == {1}
+    assert once.pass_time(0.4, 1)[1] == {1}
+    assert since.pass_time(0.4, 1)[1] == {1}
+
+
 def test_the_status_names_a_worker_that_does_not_answer_and_how_long_it_may() -> None:
     line = Trained(3, min_workers=1)
     patience = [each.patience_s for each in line.bench.line.status(line.bench.now).workers]
