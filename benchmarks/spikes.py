@@ -12,6 +12,10 @@ Further runs have one fault of one worker that lasts from some batch on, with `-
 wrong labels, gradients that grow by 3 % of themselves with each batch, a small block whose gradient
 is three times too large. The line should send just that worker away.
 
+Others have their weights ruined in the middle, on all workers alike, with `--on-spike back` and
+checkpoints: no batch is at fault, and none helps. The line should go back once, leave out what was
+trained since, and end where the same run without that ends.
+
     python benchmarks/spikes.py --json benchmarks/results/spikes.json
     python benchmarks/spikes.py --tasks digits --batches 300 --planted 6 --clean 1
 """
@@ -62,6 +66,8 @@ class SpikeKind(enum.Enum):
     LABELS = "labels"
     GROWS = "grows"
     SMALL_BLOCK = "small-block"
+    # The weights themselves, on all workers: the line should go back.
+    RUIN = "ruin"
 
 
 LASTING = (SpikeKind.LABELS, SpikeKind.GROWS, SpikeKind.SMALL_BLOCK)
@@ -82,6 +88,8 @@ class SpikeSpec:
     """Batches, what is planted there, and in which rank; -1: in all."""
     address: str = ""
     run_id: str = ""
+    run_dir: str = ""
+    checkpoint_every: int = 0
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -104,6 +112,8 @@ class Outcome:
     decisions: int
     dropped: tuple[tuple[int, int], ...]
     """The workers that were sent away, and in which steps."""
+    back: tuple[int, ...]
+    """The steps to which the line went back."""
     ledger_faults: int
 
 
@@ -125,6 +135,8 @@ def main() -> None:
         rows.append(_clean(replace(spec, batches=options.clean_batches), options.clean))
         print(json.dumps(rows[-1]), flush=True)
         rows.append(_lasting(replace(spec, batches=options.lasting_batches), options.lasting))
+        print(json.dumps(rows[-1]), flush=True)
+        rows.append(_ruined(replace(spec, batches=options.lasting_batches), options.ruined))
         print(json.dumps(rows[-1]), flush=True)
     if options.json:
         facts = {"workers": _WORKERS, "batch": options.batch, "flags": list(_FLAGS), "loud": LOUD}
@@ -205,13 +217,44 @@ def _lasting(spec: SpikeSpec, runs: int) -> dict[str, Any]:
     }
 
 
+def _ruined(spec: SpikeSpec, runs: int) -> dict[str, Any]:
+    """Runs whose weights are ruined once, each beside the same run in which they are not."""
+    right, beside, faults, relative = 0, 0, 0, list[float]()
+    every = 20
+    for seed in range(1, runs + 1):
+        # Anywhere between two checkpoints.
+        at = spec.batches // 2 + 7 * seed % every
+        kept = replace(spec, seed=seed, checkpoint_every=every)
+        calm = _run(kept, ("--on-spike", "back"))
+        planted = ((at, SpikeKind.RUIN.value, -1),)
+        seen = _run(replace(kept, planted=planted), ("--on-spike", "back"))
+        right += len(seen.back) == 1 and at - every - 1 <= seen.back[0] <= at
+        beside += calm.decisions + calm.halts + seen.halts + max(0, len(seen.back) - 1)
+        faults += seen.ledger_faults
+        relative.append(seen.loss / calm.loss - 1)
+    return {
+        "task": spec.task,
+        "what": "ruined",
+        "batches": spec.batches,
+        "checkpoint_every": every,
+        "runs": runs,
+        "right": right,
+        "beside": beside,
+        "ledger_faults": faults,
+        "relative": relative,
+    }
+
+
 def _run(spec: SpikeSpec, flags: Sequence[str] = _FLAGS) -> Outcome:
     """Trains on a line of its own."""
     worker = str(Path(__file__).with_name("spikes_worker.py"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ANDON_ON_HALT": "raise"}
     with TemporaryDirectory() as folder, ExitStack() as stack:
         service = stack.enter_context(serving(Path(folder), _WORKERS, flags))
-        told = json.dumps(asdict(replace(spec, address=service.address, run_id=service.run_id)))
+        here = replace(spec, address=service.address, run_id=service.run_id)
+        if spec.checkpoint_every:
+            here = replace(here, run_dir=str(Path(folder) / "run"))
+        told = json.dumps(asdict(here))
         processes = [
             stack.enter_context(
                 subprocess.Popen(
@@ -242,6 +285,9 @@ def _run(spec: SpikeSpec, flags: Sequence[str] = _FLAGS) -> Outcome:
                     if each.kind is RunEventKind.SPIKE
                     and each.text.startswith("drop:")
                     and each.worker is not None
+                ),
+                back=tuple(
+                    each.step or 0 for each in events if each.kind is RunEventKind.WENT_BACK
                 ),
                 ledger_faults=len(journal.ledger_faults()),
             )
@@ -278,6 +324,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--clean-batches", type=int, default=200)
     parser.add_argument("--lasting", type=int, default=6, help="runs of each with a lasting fault")
     parser.add_argument("--lasting-batches", type=int, default=260)
+    parser.add_argument("--ruined", type=int, default=3, help="runs of each with ruined weights")
     parser.add_argument("--json", type=Path, help="write machine and rows to this file")
     return parser.parse_args()
 

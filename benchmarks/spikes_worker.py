@@ -26,7 +26,12 @@ def work(spec: SpikeSpec) -> dict[str, Any]:
     model = task.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate)
     planted = {batch: (SpikeKind(kind), slot) for batch, kind, slot in spec.planted}
-    line = Line(address=spec.address, run_id=spec.run_id)
+    line = Line(
+        address=spec.address,
+        run_id=spec.run_id,
+        run_dir=spec.run_dir or None,
+        checkpoint_every=spec.checkpoint_every or None,
+    )
     drawn = Drawn(task, spec.batch * spec.batches, spec.seed)
     model, optimizer, loader = line.prepare(
         model, optimizer, DataLoader(drawn, batch_size=spec.batch)
@@ -75,6 +80,9 @@ class Fault:
         """A batch begins."""
         begun = [at for at, (kind, _) in self._planted.items() if at <= batch and kind in LASTING]
         self._kind = self._planted.get(batch, (None, -1))[0]
+        if self._kind is SpikeKind.RUIN:
+            with torch.no_grad():
+                max(self._model.parameters(), key=Tensor.numel).mul_(LOUD)
         if begun:
             self._kind, self._lasts_for = self._planted[begun[0]][0], batch - begun[0]
 
