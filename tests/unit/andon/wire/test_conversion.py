@@ -18,7 +18,7 @@ from andon.protocol.limits import MAX_DIMENSIONS, LimitExceeded
 from andon.protocol.messages import BlockFaultKind, Operation
 from andon.protocol.records import Cursor, RecordKind
 from andon.protocol.reducers import ReducerShare
-from andon.protocol.run_settings import Liveness, Policy, RunPlan
+from andon.protocol.run_settings import Liveness, MeanKind, Policy, RunPlan
 from andon.protocol.slowness import SlowPhase
 from andon.v1 import coordinator_pb2, halt_pb2, layout_pb2, record_pb2, reducer_pb2
 from andon.wire import conversion, layouts
@@ -78,6 +78,7 @@ ENUMS: list[tuple[type[enum.Enum], Any, str]] = [
     (effects.JoinStatus, coordinator_pb2.JoinStatus, "JOIN_STATUS"),
     (effects.TransferRole, coordinator_pb2.TransferRole, "TRANSFER_ROLE"),
     (SlowPhase, coordinator_pb2.SlowPhase, "SLOW_PHASE"),
+    (MeanKind, coordinator_pb2.MeanKind, "MEAN_KIND"),
 ]
 
 
@@ -91,6 +92,12 @@ def test_c_wire_002_an_enum_has_the_names_and_numbers_of_the_generated_one(
     assert theirs.pop(f"{prefix}_UNSPECIFIED") == 0
     ours.pop(f"{prefix}_UNSPECIFIED", None)
     assert ours == theirs
+
+
+def test_a_policy_says_which_mean_gradients_have() -> None:
+    policy = Policy(mean=MeanKind.TRIMMED)
+
+    assert conversion.policy_from_proto(conversion.policy_to_proto(policy)) == policy
 
 
 def test_every_generated_enum_has_a_python_enum() -> None:
