@@ -376,8 +376,7 @@ def _control_down() -> list[Message]:
         ),
         pb.Halt(evidence=evidence()),
         pb.Resume(halt_id=3, answer=pb.HALT_ANSWER_SKIP),
-        pb.Shutdown(message="the run is over: drained", stop_reason="drained"),
-        pb.Shutdown(message="nobody else holds step 7 (notice: SIGTERM)", keep_state=True),
+        pb.Shutdown(message="the run is over: drained", stop_reason="drained", keep_state=True),
         pb.StateTransfer(
             transfer_id=7 * 2**32 + 1,
             head=PARENT,
