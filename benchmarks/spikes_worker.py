@@ -82,7 +82,9 @@ class Fault:
         self._kind = self._planted.get(batch, (None, -1))[0]
         if self._kind is SpikeKind.RUIN:
             with torch.no_grad():
-                max(self._model.parameters(), key=Tensor.numel).mul_(LOUD)
+                # All of them: what stands before a normalisation makes no difference by its size.
+                for parameter in self._model.parameters():
+                    parameter.mul_(LOUD)
         if begun:
             self._kind, self._lasts_for = self._planted[begun[0]][0], batch - begun[0]
 

@@ -15,6 +15,7 @@ once a loss has stopped moving, not every ripple is an outlier.
 One worker's own gradient is compared with those of the others in the same step, and not with the
 past: if its norm is more than a factor times the median of theirs, that worker's data, device or
 memory is the likely cause, and the halt names it. This is a rule of the seed, whose factor is 10.
+If the losses of most workers are spikes, it is the batch or the weights: no worker is named then.
 
 A person who answers RETRY has seen the value and accepts it: that step passes, whatever its value
 is when its round is complete again. A step that passed is part of the window like any other; a
@@ -178,14 +179,23 @@ class Detectors:
 
         One worker's gradient comes first: it explains a spike of the whole line.
         """
-        # Without weight there is no loss: all workers abstained.
-        if self.accepts(round_) or round_.weight == 0:
+        if self._judges_nothing(round_):
             return None
         return (
             self._judge_workers(round_)
             or self._loss.judge(round_.loss)
             or self._norm.judge(round_.gradient_norm)
         )
+
+    def judge_most(self, round_: StepRound) -> LineDefect | None:
+        """The spike of a loss that most workers have: then nobody's own value says anything."""
+        if self._judges_nothing(round_):
+            return None
+        losses = [
+            ready.loss_sum / ready.weight for _, ready in round_.in_rank_order if ready.weight
+        ]
+        most = self._loss.judge(statistics.median_low(losses))
+        return self._loss.judge(round_.loss) if most is not None else None
 
     def accepts(self, round_: StepRound) -> bool:
         """Whether a person has seen what a round's step is, and accepts it."""
@@ -210,6 +220,10 @@ class Detectors:
         """A step is durable: it joins the baseline, and an accepted spike is done with."""
         self._accepted = None
         self._note(result)
+
+    def _judges_nothing(self, round_: StepRound) -> bool:
+        # Without weight there is no loss: all workers abstained.
+        return self.accepts(round_) or round_.weight == 0
 
     def _judge_workers(self, round_: StepRound) -> LineDefect | None:
         if self._worker_factor is None:

@@ -74,6 +74,9 @@ def comparison_after(settings: LineSettings, history: History) -> Comparison:
 def _found(core: CoreState, round_: StepRound) -> tuple[LineDefect | None, bool]:
     """What stands out in a complete round, and whether it is a drift."""
     finding = _compare(core, round_)
+    defect = core.detectors.judge_most(round_)
+    if defect is not None:
+        return defect, False
     defect = core.detectors.judge(round_)
     if defect is not None and defect.reason is HaltReason.LOSS_SPIKE and finding is None:
         return _of_one(core, round_, defect), False
