@@ -22,7 +22,6 @@ import runpy
 import signal
 import socket
 import sys
-import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -50,6 +49,9 @@ def main() -> None:
     _, number, parent, _, frees, *modules = sys.argv[1:]
     if not tie_to_parent(int(parent), signal.SIGKILL):
         os._exit(1)
+    short = _ShortEnd()
+    if not frees:
+        atexit.register(short.end)  # Before all others, so it runs after them.
     # As every worker does: SIGUSR1 asks for a checkpoint.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     for module in modules:
@@ -63,37 +65,38 @@ def main() -> None:
     with socket.socket(fileno=int(number)) as requests:
         requests.send(b"\n")
         request = _serve(requests, int(parent))
-    if frees:
-        _run(request["argv"])
-        return
     try:
         _run(request["argv"])
+        short.code = 0
     except SystemExit as ended:
-        if ended.code is not None and not isinstance(ended.code, int):
-            raise  # The interpreter prints it.
-        _end(ended.code or 0)
+        if ended.code is None or isinstance(ended.code, int):
+            short.code = ended.code or 0
         raise
-    _end(0)
 
 
-def _end(code: int) -> None:
-    """Ends this process as the interpreter does, but destroys nothing that it has loaded.
+class _ShortEnd:
+    """Ends a process where the interpreter would begin to destroy what it has loaded."""
 
-    Returns if its output can't be written: the interpreter says so.
-    """
-    threading._shutdown()  # type: ignore[attr-defined]  # not in the stubs
-    atexit._run_exitfuncs()
-    for each in gc.get_objects():
-        # A file that nobody closed would be written when it is destroyed.
-        if issubclass(type(each), IOBase):
-            with suppress(OSError, ValueError):
-                each.flush()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except OSError:
-        return
-    os._exit(code & 0xFF)
+    def __init__(self) -> None:
+        """Does nothing yet."""
+        self.code: int | None = None
+        """The script's own exit code; None: the interpreter says how it ended."""
+
+    def end(self) -> None:
+        """Ends the process, unless its output can't be written: the interpreter says so."""
+        if self.code is None:
+            return
+        for each in gc.get_objects():
+            # A file that nobody closed would be written when it is destroyed.
+            if issubclass(type(each), IOBase):
+                with suppress(OSError, ValueError):
+                    each.flush()
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except OSError:
+            return
+        os._exit(self.code & 0xFF)
 
 
 def _may_fork() -> bool:
