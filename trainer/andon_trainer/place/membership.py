@@ -152,9 +152,9 @@ class Membership:
         self._state = state
         self._conversation = Conversation(state, raises_halts=config.on_halt == "raise")
         self.on_drop: Callable[[], None] = lambda: None
+        """Makes the weights the head's again, if this worker makes local steps."""
         self.on_last: Callable[[], None] = lambda: None
         """Writes the line's state, which nobody else holds, before this worker leaves."""
-        """Makes the weights the head's again, if this worker makes local steps."""
 
     @property
     def exchange(self) -> Exchange:
