@@ -33,6 +33,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -121,6 +122,7 @@ def main() -> None:
     """Trains, and prints a row for each task."""
     options = _arguments()
     machine = describe_machine()
+    facts = {"workers": _WORKERS, "batch": options.batch, "flags": list(_FLAGS), "loud": LOUD}
     rows: list[dict[str, Any]] = []
     for task in options.tasks:
         spec = SpikeSpec(
@@ -130,17 +132,18 @@ def main() -> None:
             batches=options.batches,
             learning_rate=_TASKS[task],
         )
-        rows.append(_planted(spec, options.planted))
-        print(json.dumps(rows[-1]), flush=True)
-        rows.append(_clean(replace(spec, batches=options.clean_batches), options.clean))
-        print(json.dumps(rows[-1]), flush=True)
-        rows.append(_lasting(replace(spec, batches=options.lasting_batches), options.lasting))
-        print(json.dumps(rows[-1]), flush=True)
-        rows.append(_ruined(replace(spec, batches=options.lasting_batches), options.ruined))
-        print(json.dumps(rows[-1]), flush=True)
-    if options.json:
-        facts = {"workers": _WORKERS, "batch": options.batch, "flags": list(_FLAGS), "loud": LOUD}
-        write_rows(options.json, {**machine, **facts}, rows)
+        lasting = replace(spec, batches=options.lasting_batches)
+        parts = (
+            partial(_planted, spec, options.planted),
+            partial(_clean, replace(spec, batches=options.clean_batches), options.clean),
+            partial(_lasting, lasting, options.lasting),
+            partial(_ruined, lasting, options.ruined),
+        )
+        for part in parts:
+            rows.append(part())
+            print(json.dumps(rows[-1]), flush=True)
+            if options.json:  # After each: all of them take most of an hour.
+                write_rows(options.json, {**machine, **facts}, rows)
 
 
 def _planted(spec: SpikeSpec, count: int) -> dict[str, Any]:
