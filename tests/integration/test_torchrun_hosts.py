@@ -161,8 +161,8 @@ def test_a_host_that_is_killed_comes_back_and_both_go_on_from_a_checkpoint(tmp_p
     assert [each["step"] for each in seen] == [SPEC["steps"]] * 2
     assert seen[0]["digest"] == seen[1]["digest"]
     (began,) = {each["indices"][0][0] - 1 for each in seen}
+    # From a checkpoint that alpha has written alone: a due one, or that of its last step.
     assert began > left_at
-    assert began % 5 == 0
     assert plain.wait() == 0, plain.output
     # Not the same bits: the shares changed, and so the order of the sums.
     expected, trained = (
