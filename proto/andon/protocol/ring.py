@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from andon.protocol.limits import MAX_PAYLOAD_BYTES
+from andon.protocol.sums import sum_in_order
 
 __all__ = [
     "RING_CAPABILITY",
@@ -117,7 +118,7 @@ def normalize_weights(weights: tuple[float, ...]) -> NormalizedWeights:
             raise ValueError(
                 f"rank {rank} has weight {weight}, which must be finite and at least 0"
             )
-    total = sum((weight for weight in weights if weight), 0.0)
+    total = sum_in_order(weight for weight in weights if weight)
     if not math.isfinite(total):
         raise ValueError("the sum of the weights is beyond float64: use smaller weights")
     return NormalizedWeights(total, tuple(weight / total if weight else None for weight in weights))

@@ -17,6 +17,7 @@ from andon.protocol.reducers import ReducerShare
 from andon.protocol.rounds import RoundTerms
 from andon.protocol.run_settings import cut_at_each_end
 from andon.protocol.shards import Ranges
+from andon.protocol.sums import sum_in_order
 from andon_coordinator.core.comparison import Comparison
 from andon_coordinator.core.effects import (
     Assign,
@@ -152,7 +153,7 @@ class StepRound:
             if self.grains is not None:
                 self._weight = self._along_tree(lambda node: node.weight)
             else:
-                self._weight = sum((ready.weight for _, ready in self.in_rank_order), 0.0)
+                self._weight = sum_in_order(ready.weight for _, ready in self.in_rank_order)
         return self._weight
 
     @property
@@ -163,7 +164,7 @@ class StepRound:
         if self.grains is not None:
             return self._along_tree(lambda node: node.loss_sum) / self.weight
         parts = [ready.loss_sum for _, ready in self.in_rank_order if ready.weight > 0]
-        return sum(parts, 0.0) / self.weight
+        return sum_in_order(parts) / self.weight
 
     @property
     def gradient_norm(self) -> float | None:

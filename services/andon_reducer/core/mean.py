@@ -29,6 +29,7 @@ from andon.protocol.encoding import Encoding, EncodingOverflow, decode_part, enc
 from andon.protocol.halts import describe_value
 from andon.protocol.messages import BlockFaultKind, BlockGradient
 from andon.protocol.run_settings import cut_at_each_end
+from andon.protocol.sums import sum_in_order
 from andon_reducer.core.tree import TreeSum
 from andon_reducer.core.trimmed import LEAST_SHARE, adds_trimmed
 
@@ -122,7 +123,8 @@ def weighted_mean(
     with np.errstate(all="ignore"):
         tree = None if contributions[0].node is None else TreeSum(contributions)
         # In rank order, too: a sum of float64 depends on the order of its terms.
-        total = sum(part.weight for part in contributions) if tree is None else tree.weight
+        weights = (part.weight for part in contributions)
+        total = sum_in_order(weights) if tree is None else tree.weight
         if not math.isfinite(total):
             return _bad_weights(total, _BEYOND_FLOAT64)
         if tree is not None and not tree.is_divided_well:
@@ -157,7 +159,7 @@ def trimmed_mean(
     """
     if not cut_at_each_end(len(contributions)):
         return weighted_mean(contributions, encoding, answer, into, memory)
-    total = sum(part.weight for part in contributions)
+    total = sum_in_order(part.weight for part in contributions)
     if not math.isfinite(total):
         return _bad_weights(total, _BEYOND_FLOAT64)
     shares = [part.weight / total for part in contributions]

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from andon.protocol.encoding import fused
 from andon.protocol.run_settings import cut_at_each_end
+from andon.protocol.sums import sum_in_order
 
 __all__ = ["LEAST_SHARE", "adds_trimmed"]
 
@@ -96,7 +97,7 @@ class _Tiles:
             np.multiply(np.where(kept, values, _NOTHING), share, out=term, dtype=np.float64)
             np.add(total, term, out=total)
         if len({*self._shares}) == 1:
-            np.divide(total, sum([self._shares[0]] * self._kept), out=total)
+            np.divide(total, sum_in_order([self._shares[0]] * self._kept), out=total)
         else:
             weight.fill(0.0)
             for kept, share in zip(is_kept, self._shares, strict=True):

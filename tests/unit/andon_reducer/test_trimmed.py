@@ -11,6 +11,7 @@ import pytest
 from andon.protocol.encoding import Encoding, decode, encode, fused
 from andon.protocol.messages import AveragedBlock, BlockFaultKind, BlockGradient, Operation
 from andon.protocol.records import Key
+from andon.protocol.sums import sum_in_order
 from andon_reducer.core.effects import Reduce
 from andon_reducer.core.events import GradientArrived, ReduceStreamOpened
 from andon_reducer.core.jobs import reduce_chunk
@@ -58,7 +59,7 @@ def by_numpy(numbers: Floats, weights: list[float]) -> Floats:
     count, cut = len(weights), len(weights) // 5
     order = np.argsort(numbers, axis=0, kind="stable")
     kept = np.sort(order[cut : count - cut], axis=0)
-    shares = np.array(weights) / sum(weights)
+    shares = np.array(weights) / sum_in_order(weights)
     total, weight = np.full(numbers.shape[1], -0.0), np.zeros(numbers.shape[1])
     for ranks in kept:
         chosen = np.take_along_axis(numbers, ranks[None], axis=0)[0].astype(np.float64)

@@ -16,6 +16,7 @@ from torch import nn
 
 from andon.protocol.attestations import Attestation, MeanCheck, NodeApart
 from andon.protocol.grains import Grains
+from andon.protocol.sums import sum_in_order
 from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.earlier_sums import EarlierSums
 from andon_trainer.averaging.grain_buffers import GrainBuffers, LineGrainBuffers
@@ -196,7 +197,7 @@ class LineGrains(TakesGrains, LineAverager):
         self._whole = True
         self.overflowed = False
         self._nodes = nodes
-        weight = sum(part.weight for part in nodes)
+        weight = sum_in_order(part.weight for part in nodes)
         averaged = self._average(weight, lambda: self._send_sums(loss, last), nodes)
         if self._open is None:
             self._keep_unsent(loss, last)
@@ -341,7 +342,7 @@ class SoloGrains(TakesGrains, SoloAverager):
         if last is not None and loss is not None:
             self.take_grain(*last)
         self.overflowed = False
-        total = sum(part.weight for part in nodes)
+        total = sum_in_order(part.weight for part in nodes)
         if self._sums.hashes is not None:
             self._sums.hash_nodes()
         self._put_mean(total)

@@ -24,6 +24,7 @@ from torch import nn
 
 from andon.protocol.capabilities import BLOCK_NORMS, OVERFLOW
 from andon.protocol.halts import describe_value
+from andon.protocol.sums import sum_in_order
 from andon_trainer.averaging.averaging import Averaged, Averaging, OpenExchange
 from andon_trainer.averaging.compute_clock import ComputeClock, make_clock
 from andon_trainer.averaging.copied_buffers import StepBuffers
@@ -332,7 +333,7 @@ class LineAverager:
             self.clock.done()  # Before `finish`, which waits for copies and blocks to leave.
             self._tap.finish()
             if self._squares is not None:
-                self._own_norm = math.sqrt(sum(self._squares.values(), 0.0))
+                self._own_norm = math.sqrt(sum_in_order(self._squares.values()))
             if limit is not None:
                 self._send_limited(limit)
         except BaseException:

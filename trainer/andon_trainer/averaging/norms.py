@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from andon.protocol.sums import sum_in_order
+
 __all__ = ["l2_norm", "limiting_factor", "sum_of_squares"]
 
 _LEAST = float(np.finfo(np.float32).tiny)
@@ -25,7 +27,7 @@ def sum_of_squares(block: _Block) -> float:
 
 def l2_norm(blocks: Iterable[_Block]) -> float:
     """The L2 norm of all blocks together, computed in float64."""
-    return math.sqrt(sum(map(sum_of_squares, blocks), 0.0))
+    return math.sqrt(sum_in_order(map(sum_of_squares, blocks)))
 
 
 def limiting_factor(norm: float, limit: float) -> float | None:

@@ -19,6 +19,7 @@ from andon.protocol.layout import Layout
 from andon.protocol.messages import EnterRound, Operation, RingChunk, RingHeader, RingStage
 from andon.protocol.ring import normalize_weights
 from andon.protocol.run_settings import Policy
+from andon.protocol.sums import sum_in_order
 from andon.wire.checksums import is_intact
 from andon_trainer.core.calls import Call, Floats
 from andon_trainer.core.events import Assigned, AveragesComplete
@@ -156,7 +157,7 @@ class RingRound:
             return []
         self.complete = True
         # Summed in rank order, so that every rank reports the same float (rule 15).
-        total = sum((self._headers[rank].weight for rank in range(self._size)), 0.0)
+        total = sum_in_order(self._headers[rank].weight for rank in range(self._size))
         return [AveragesComplete(self.assigned.key, total, self._size)]
 
     # ------------------------------------------------------------------ headers

@@ -27,6 +27,7 @@ from torch import nn
 
 from andon.protocol.grains import Grains
 from andon.protocol.shards import Ranges, divide
+from andon.protocol.sums import sum_in_order
 from andon_trainer.averaging.compute_clock import ComputeClock
 from andon_trainer.data.feed import Share
 from andon_trainer.hosts.averaging import Agreed
@@ -142,7 +143,7 @@ class HostProcesses:
         parts = self._meet(part)
         if parts is None:
             return None
-        total = sum(each.weight for each in parts)
+        total = sum_in_order(each.weight for each in parts)
         if not self._group.rank:
             _count(state, parts)
             stop_wanted = next((each.stop_wanted for each in parts if each.stop_wanted), "")
@@ -214,7 +215,7 @@ class HostGrains(HostProcesses):
 
 def _count(state: StepState, parts: list[_Part]) -> None:
     """Makes the leader's step the host's: its weight, its loss, and what it got right."""
-    state.weight = sum(each.weight for each in parts)
-    state.loss_sum = sum(each.loss_sum for each in parts)
+    state.weight = sum_in_order(each.weight for each in parts)
+    state.loss_sum = sum_in_order(each.loss_sum for each in parts)
     counts = [each.correct for each in parts if each.correct is not None]
     state.correct = sum(counts) if len(counts) == len(parts) else None

@@ -26,6 +26,7 @@ import torch
 from andon.protocol.grains import Grains
 from andon.protocol.limits import MAX_HASHED_SAMPLES
 from andon.protocol.records import PositionRange
+from andon.protocol.sums import sum_in_order
 from andon_trainer.averaging.attesting import digest_of
 from andon_trainer.averaging.grain_averaging import GrainAverager
 from andon_trainer.averaging.step_gather import Rows
@@ -282,8 +283,8 @@ class GrainStepper(Stepper):
             self._drop()
             return
         state.node_losses = losses.nodes
-        state.weight = sum(each.weight for each in state.node_losses)
-        state.loss_sum = sum(each.loss_sum for each in state.node_losses)
+        state.weight = sum_in_order(each.weight for each in state.node_losses)
+        state.loss_sum = sum_in_order(each.loss_sum for each in state.node_losses)
         if state.assigned.attests and self._processes.leads:
             self._attest(state)
         self._report(state, averaged)

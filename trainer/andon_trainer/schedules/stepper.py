@@ -21,6 +21,7 @@ import torch
 from torch.optim import Optimizer
 
 from andon.protocol.shards import subtract
+from andon.protocol.sums import sum_in_order
 from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.line_averaging import Averager
 from andon_trainer.averaging.step_gather import Given, Rows
@@ -232,7 +233,7 @@ class Stepper(LoopSteps):
         if found is None:
             return None
         state.phase = StepPhase.ACCUMULATING
-        total = sum(each.weight for each in found)
+        total = sum_in_order(each.weight for each in found)
         return Rows(
             given=[each.data for each in found],
             rank=state.assigned.rank,

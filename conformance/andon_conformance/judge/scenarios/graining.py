@@ -16,6 +16,7 @@ from andon.protocol.layout import Chunk
 from andon.protocol.messages import BlockGradient, Operation
 from andon.protocol.records import PositionRange
 from andon.protocol.shards import next_batch
+from andon.protocol.sums import sum_in_order
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon_conformance.judge.bench import Bench, scenario
@@ -221,7 +222,7 @@ async def _averaged(line: ScriptedLine, owned: Iterable[PositionRange]) -> _Atte
     """As `_gives`, and then takes the step up to StepReady, whose losses are judged."""
     attempt = await _gives(line, owned)
     current, averages = attempt.current, line.averages(attempt.current)
-    mine = sum(each.weight for each in attempt.sums.values())
+    mine = sum_in_order(each.weight for each in attempt.sums.values())
     others = attempt.grains.count - sum(map(len, attempt.nodes))
 
     def made(chunk: Chunk) -> reducer_pb2.AveragedBlock:

@@ -13,6 +13,7 @@ from andon.protocol.layout import Chunk
 from andon.protocol.reducers import ReducerShare, chunks_by_address
 from andon.protocol.schedules import BALANCE_CAPABILITY
 from andon.protocol.shards import Split
+from andon.protocol.sums import sum_in_order
 from andon.v1 import coordinator_pb2 as pb
 from andon_conformance.judge.bench import Bench, scenario
 from andon_conformance.judge.checks import Stopped
@@ -131,7 +132,7 @@ def _norm_of(line: ScriptedLine, current: ClientRound) -> float:
     """The norm of what the client sent."""
     chunks = [current.numbers_of(chunk) for chunk in line.chunks()]
     squares = [np.square(each.astype(np.float64)).sum() for each in chunks if each is not None]
-    return math.sqrt(sum(squares))
+    return math.sqrt(sum_in_order(squares))
 
 
 @scenario(

@@ -19,6 +19,7 @@ from andon.protocol.layout import Chunk
 from andon.protocol.limits import MAX_HASHED_SAMPLES
 from andon.protocol.messages import BlockGradient
 from andon.protocol.records import PositionRange
+from andon.protocol.sums import sum_in_order
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon_conformance.judge.bench import Bench, scenario
@@ -186,7 +187,9 @@ def _judge_attested(line: ScriptedLine, round_: _Round) -> None:
     if not line.judge("verification.attested", not odd, evidence):
         raise Stopped("the client does not attest what it was asked for")
     current, ready = round_.current, round_.ready
-    counts = ready.samples == current.samples and ready.weight == sum(round_.weights.values())
+    counts = ready.samples == current.samples and ready.weight == sum_in_order(
+        round_.weights.values()
+    )
     losses = [Node(each.first, each.first + each.grains) for each in ready.node_losses]
     evidence = f"it counts {ready.samples} samples of {current.samples}, and nodes {losses}"
     line.judge("verification.apart", counts and losses == list(round_.sums), evidence)
