@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from andon.protocol.encoding import Encoding
 from andon.protocol.run_settings import Policy
+from andon.protocol.sums import sum_in_order
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import AveragesComplete
 from andon_trainer.core.values import rounded
@@ -24,7 +25,7 @@ def random_blocks(ranks: int, sizes: list[int], seed: int) -> list[list[Floats]]
 
 def reducers_mean(blocks: list[Floats], weights: list[float]) -> Floats:
     """In rank order: docs/protocol-data.md, section 5."""
-    shares = [np.float32(weight / sum(weights)) for weight in weights]
+    shares = [np.float32(weight / sum_in_order(weights)) for weight in weights]
     acc = shares[0] * blocks[0]
     for share, block in zip(shares[1:], blocks[1:], strict=True):
         acc = acc + share * block
@@ -62,7 +63,7 @@ def test_c_ring_001_every_rank_gets_the_defined_mean_in_any_order_of_arrivals(
     ring.run(blocks, seed)
 
     means = expected_means(blocks, weights, policy)
-    complete = AveragesComplete(KEY, sum(weights), len(weights))
+    complete = AveragesComplete(KEY, sum_in_order(weights), len(weights))
     for rank, round_ in enumerate(ring.rounds):
         assert ring.said[rank] == [complete]
         for mean, average in zip(means, round_.averages, strict=True):
