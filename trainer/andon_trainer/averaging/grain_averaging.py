@@ -101,6 +101,7 @@ class TakesGrains:
 
     _sums: GrainSums
     _grain_buffers: GrainBuffers
+    verification: Verification
 
     def put_away(self) -> None:
         """Sets the buffers back to the line's, if the step is void, halted or was left."""
@@ -119,6 +120,18 @@ class TakesGrains:
         """See `GrainAverager`."""
         self._sums.leave_out(grain)
         self._grain_buffers.take(grain, 0.0)
+
+    def _begin_sums(self, grains: Grains, *, kept: bool, attests: bool) -> None:
+        """An attempt begins: with the sums of the one before if they were kept, or with none."""
+        if kept:
+            self._grain_buffers.begin_again()
+        else:
+            self._sums.begin(grains, attests=attests)
+            self._grain_buffers.begin(grains)
+        if attests:
+            self.verification.begin(grains)
+        else:
+            self.verification.end()  # Of an attempt that was void before anything was attested.
 
     @property
     @abstractmethod
@@ -179,15 +192,7 @@ class LineGrains(TakesGrains, LineAverager):
         self._earlier.begin(anew=anew)
         self._whole = True
         self._grains = grains
-        if kept:
-            self._grain_buffers.begin_again()
-        else:
-            self._sums.begin(grains, attests=attests)
-            self._grain_buffers.begin(grains)
-        if attests:
-            self.verification.begin(grains)
-        else:
-            self.verification.end()  # Of an attempt that was void before anything was attested.
+        self._begin_sums(grains, kept=kept, attests=attests)
 
     def finish(
         self, nodes: tuple[NodePart, ...], loss: torch.Tensor | None, last: tuple[int, float] | None
@@ -326,10 +331,7 @@ class SoloGrains(TakesGrains, SoloAverager):
         """See `GrainAverager`."""
         self.losses.clear()
         self._grains = grains
-        self._sums.begin(grains, attests=attests)
-        if attests:
-            self.verification.begin(grains)
-        self._grain_buffers.begin(grains)
+        self._begin_sums(grains, kept=False, attests=attests)
 
     def finish(
         self, nodes: tuple[NodePart, ...], loss: torch.Tensor | None, last: tuple[int, float] | None

@@ -12,6 +12,7 @@ group: the others may wait in a sum that this process will never take part in.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ __all__ = [
     "Agreed",
     "FollowerAverager",
     "LeaderAverager",
+    "OfHost",
     "Outcome",
     "Passing",
     "closing_if_raising",
@@ -88,12 +90,17 @@ class Passing:
         self.statistics = NormBuffers(modules)
         self.buffers = script_buffers(modules)
 
-    def missing(self) -> tuple[tuple[int, ...], ...]:
-        """For each block the parameters that have no gradient."""
-        return tuple(
-            tuple(index for index, part in enumerate(parameters) if part.grad is None)
-            for parameters in self._plan.parameters
-        )
+    def outcome(self, averaged: Averaged | None, *, intact: bool) -> None:
+        """Tells the others how the leader's round ended, and gives them its mean.
+
+        Args:
+            averaged: None: the round is void.
+            intact: whether the leader has the host's gradient, to send it again.
+        """
+        missing = () if averaged is None else self._missing()
+        self._group.tell(Outcome(averaged, intact, missing))
+        if averaged is not None:
+            self.mean(missing)
 
     def mean(self, missing: tuple[tuple[int, ...], ...]) -> None:
         """Makes every process's `p.grad` the leader's, bit for bit."""
@@ -123,6 +130,13 @@ class Passing:
             self.buffers.write(values)
         return values
 
+    def _missing(self) -> tuple[tuple[int, ...], ...]:
+        """For each block the parameters that have no gradient."""
+        return tuple(
+            tuple(index for index, part in enumerate(parameters) if part.grad is None)
+            for parameters in self._plan.parameters
+        )
+
     def _pass(self, tensors: list[torch.Tensor]) -> None:
         with torch.no_grad():
             flat = torch.cat([each.reshape(-1).to(tensors[0].device) for each in tensors])
@@ -133,7 +147,21 @@ class Passing:
                     target.copy_(piece.view(target.shape))
 
 
-class LeaderAverager:
+class OfHost:
+    """What each process of a host averages with; whichever has a bad loss halts the line."""
+
+    _group: HostGroup
+
+    def refuse_loss(self, value: float) -> None:
+        """Has this process's loss reported, and waits for the halt that follows."""
+        self.halt(first_refused(meet(self._group, BACKWARD, RefusedLoss(value))))
+
+    @abstractmethod
+    def halt(self, value: float) -> None:
+        """Reports a loss of this host, or has it reported, and waits for the halt that follows."""
+
+
+class LeaderAverager(OfHost):
     """Averages over the line, for its host."""
 
     def __init__(
@@ -168,10 +196,6 @@ class LeaderAverager:
         self._sums.takes_part = on.takes_part
         self.clock.others = on.samples_of_others
 
-    def refuse_loss(self, value: float) -> None:
-        """Reports this process's loss, and waits for the halt that follows."""
-        self.halt(first_refused(meet(self._group, BACKWARD, RefusedLoss(value))))
-
     def halt(self, value: float) -> None:
         """Reports a loss of this host, and waits for the halt that follows."""
         with failing_together(self._group):
@@ -205,18 +229,15 @@ class LeaderAverager:
     def _pass_on(self, average: Callable[[], Averaged | None]) -> Averaged | None:
         with failing_together(self._group):
             averaged = average()
-        missing = self._passing.missing() if averaged is not None else ()
-        self._tell(averaged, missing)
-        if averaged is not None:
-            self._passing.mean(missing)
+        self._tell(averaged)
         return averaged
 
-    def _tell(self, averaged: Averaged | None, missing: tuple[tuple[int, ...], ...] = ()) -> None:
+    def _tell(self, averaged: Averaged | None) -> None:
         self.intact = self._line.intact
-        self._group.tell(Outcome(averaged, self.intact, missing))
+        self._passing.outcome(averaged, intact=self.intact)
 
 
-class FollowerAverager:
+class FollowerAverager(OfHost):
     """Adds this process's gradients to its host's, and takes over the mean."""
 
     def __init__(
@@ -272,10 +293,6 @@ class FollowerAverager:
         """Notes what the step's last backward is for."""
         self._sums.takes_part = on.takes_part
         self._sends_again = on.sends_again
-
-    def refuse_loss(self, value: float) -> None:
-        """Has this process's loss reported, and waits for the halt that follows."""
-        self.halt(first_refused(meet(self._group, BACKWARD, RefusedLoss(value))))
 
     def halt(self, value: float) -> None:
         """Waits for the halt that the leader waits for."""

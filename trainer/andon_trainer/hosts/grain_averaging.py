@@ -33,17 +33,14 @@ from andon_trainer.core.calls import NodePart
 from andon_trainer.errors import HostLost
 from andon_trainer.hosts.averaging import (
     Agreed,
+    OfHost,
     Outcome,
     Passing,
     closing_if_raising,
-    first_refused,
 )
 from andon_trainer.hosts.calls import (
-    BACKWARD,
     Failure,
-    RefusedLoss,
     failing_together,
-    meet,
     told_by_leader,
 )
 from andon_trainer.hosts.group import HostGroup
@@ -55,7 +52,7 @@ from andon_trainer.place.membership import Membership
 __all__ = ["FollowerGrains", "LeaderGrains"]
 
 
-class LeaderGrains(LineGrains):
+class LeaderGrains(OfHost, LineGrains):
     """Averages over the line, for its host; see `LineGrains`."""
 
     def __init__(
@@ -85,14 +82,10 @@ class LeaderGrains(LineGrains):
         """Notes what the others computed."""
         self.clock.others = on.samples_of_others
 
-    def refuse_loss(self, value: float) -> None:
-        """Reports this process's loss, and waits for the halt that follows."""
-        self.halt(first_refused(meet(self._group, BACKWARD, RefusedLoss(value))))
-
     def halt(self, value: float) -> None:
         """Reports a loss of this host, and waits for the halt that follows."""
         with failing_together(self._group):
-            super().refuse_loss(value)
+            LineGrains.refuse_loss(self, value)
         self._tell(None)
 
     def finish(
@@ -113,10 +106,7 @@ class LeaderGrains(LineGrains):
                 else:
                     self._group.meet(failure)
             raise
-        missing = self._passing.missing() if averaged is not None else ()
-        self._tell(averaged, missing)
-        if averaged is not None:
-            self._passing.mean(missing)
+        self._tell(averaged)
         return averaged
 
     def committed(self, *, overflow: bool = False) -> None:
@@ -124,9 +114,9 @@ class LeaderGrains(LineGrains):
         super().committed(overflow=overflow)
         self._passing.pass_statistics()
 
-    def _tell(self, averaged: Averaged | None, missing: tuple[tuple[int, ...], ...] = ()) -> None:
+    def _tell(self, averaged: Averaged | None) -> None:
         self._told_intact = super().intact
-        self._group.tell(Outcome(averaged, self._told_intact, missing))
+        self._passing.outcome(averaged, intact=self._told_intact)
 
     def _send_sums(self, loss: torch.Tensor | None, last: tuple[int, float] | None) -> None:
         self._add_up(loss, last, sends=bool(self._nodes))
@@ -164,7 +154,7 @@ class LeaderGrains(LineGrains):
             self.take_grain(*last)
 
 
-class FollowerGrains(TakesGrains):
+class FollowerGrains(OfHost, TakesGrains):
     """Adds up this process's grains, hands them over, and takes over the mean."""
 
     def __init__(
@@ -196,10 +186,6 @@ class FollowerGrains(TakesGrains):
     def agreed(self, on: Agreed) -> None:
         """Does nothing: the leader reports."""
 
-    def refuse_loss(self, value: float) -> None:
-        """Has this process's loss reported, and waits for the halt that follows."""
-        self.halt(first_refused(meet(self._group, BACKWARD, RefusedLoss(value))))
-
     def halt(self, value: float) -> None:
         """Waits for the halt that the leader waits for."""
         told_by_leader(self._group)
@@ -209,15 +195,7 @@ class FollowerGrains(TakesGrains):
     ) -> None:
         """See `GrainAverager`; what was kept is the leader's."""
         self.intact = False
-        if kept:
-            self._grain_buffers.begin_again()
-        else:
-            self._sums.begin(grains, attests=attests)
-            self._grain_buffers.begin(grains)
-        if attests:
-            self.verification.begin(grains)
-        else:
-            self.verification.end()
+        self._begin_sums(grains, kept=kept, attests=attests)
 
     def finish(
         self, nodes: tuple[NodePart, ...], loss: torch.Tensor | None, last: tuple[int, float] | None
