@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from andon.protocol.encoding import Encoding, decode, encode, fused
+from andon.protocol.encoding import Encoding, decode, encode
 from andon.protocol.messages import AveragedBlock, BlockFaultKind, BlockGradient, Operation
 from andon.protocol.records import Key
 from andon.protocol.sums import sum_in_order
@@ -21,17 +21,7 @@ from andon_reducer.core.rounds import Rounds
 Floats = npt.NDArray[np.float32]
 
 
-@pytest.fixture(params=["fused", "numpy"], autouse=True)
-def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs with the C module and without it."""
-    if request.param == "numpy":
-        for module in (
-            "andon.protocol.encoding",
-            *(f"andon_reducer.core.{name}" for name in ("mean", "trimmed")),
-        ):
-            monkeypatch.setattr(f"{module}.fused", None)
-    elif fused is None:
-        pytest.skip("no C compiler was there when Andon was installed: apt-get install gcc")
+pytestmark = pytest.mark.usefixtures("arithmetic")  # Each with the C module and without it.
 
 
 def gradients(

@@ -8,6 +8,13 @@ import pytest
 
 from andon.protocol.encoding import fused
 
+_USES_C = (
+    "andon.protocol.encoding",
+    "andon_reducer.core.mean",
+    "andon_reducer.core.tree",
+    "andon_reducer.core.trimmed",
+)
+
 
 @pytest.fixture(params=["fused", "numpy"], scope="module")
 def arithmetic(request: pytest.FixtureRequest) -> Iterator[None]:
@@ -16,6 +23,6 @@ def arithmetic(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip("no C compiler was there when Andon was installed: apt-get install gcc")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "numpy":
-            patch.setattr("andon.protocol.encoding.fused", None)
-            patch.setattr("andon_reducer.core.mean.fused", None)
+            for module in _USES_C:
+                patch.setattr(f"{module}.fused", None)
         yield
