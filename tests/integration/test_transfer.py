@@ -18,7 +18,7 @@ from andon.protocol import tokens
 from andon.protocol.records import Cursor, Key
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.effects import ReportState
-from andon_trainer.core.events import Assigned, Event, TransferAsked
+from andon_trainer.core.events import Assigned, Dismissed, Event, TransferAsked
 from andon_trainer.exchange.control.connection import Connection
 from andon_trainer.exchange.control.control import ControlStream
 from andon_trainer.exchange.control.giving import StateGiver
@@ -320,9 +320,15 @@ def attends(*, attends: bool) -> Assigned:
         (replace(BESIDE, beside_training=False), attends(attends=False), True),
         (BESIDE, attends(attends=False), False),
         (BESIDE, replace(BESIDE, transfer_id=2), True),
+        # Nobody else sends a state to a worker that is dismissed.
+        (replace(BESIDE, sends=False), Dismissed("the run is over"), True),
+        (replace(BESIDE, sends=False, beside_training=False), Dismissed("it is over"), True),
+        # The worker that has the state of this one may go on.
+        (replace(BESIDE, beside_training=False), Dismissed("notice"), False),
+        (BESIDE, Dismissed("notice"), False),
     ],
 )
-def test_rounds_end_a_transfer_unless_they_run_beside_it(
+def test_what_ends_a_transfer_for_one_of_its_ends(
     asked: TransferAsked, then: Event, *, ended: bool
 ) -> None:
     stream = ControlStream("127.0.0.1:1", Inbox(), 1, outbox=ScalarOutbox())

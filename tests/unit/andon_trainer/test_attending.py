@@ -18,6 +18,7 @@ from andon_trainer.core.effects import (
     JoinAgain,
     Listen,
     MoveState,
+    ReportState,
     RequestWork,
     SendNumber,
     StepDone,
@@ -186,6 +187,18 @@ def test_the_end_of_the_run_waits_until_its_last_step_is_made_up() -> None:
     assert wait_for(conversation, Wait.COMMIT) == [StepDone(KEY)]
 
     assert conversation.state.stop_reason == "max-steps"
+
+
+def test_the_end_of_the_run_does_not_wait_for_a_state_that_never_comes() -> None:
+    conversation = learning(attended())
+    conversation.receive(STATE)
+    assert conversation.moved(STATE, "gone") == [ReportState(5, None, "gone")]
+    # It came to the inbox while the state was to move.
+    assert conversation.receive(committed(stop_reason="max-steps")) == []
+
+    conversation.receive(Dismissed("", "over"))
+
+    assert conversation.poll() == [EndRun("over")]
 
 
 @pytest.mark.parametrize("lost", [ControlLost(1, "gone"), ListeningLost("gone")])

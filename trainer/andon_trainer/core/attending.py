@@ -97,7 +97,9 @@ class Attending:
 
     def keeps(self, event: Event) -> bool:
         """Takes an event that must wait for its turn; False: it passes at once."""
-        if self.ends_run and isinstance(event, Dismissed) and event.stop_reason:
+        # Without the state there is nothing to make up, and nobody sends it any more.
+        makes_up = self.ends_run and self._installed
+        if makes_up and isinstance(event, Dismissed) and event.stop_reason:
             self.dismissed = event
             return True
         if not self.learning or not isinstance(event, _OfLine):

@@ -26,6 +26,7 @@ from andon_trainer.core.events import (
     Assigned,
     Committed,
     ControlLost,
+    Dismissed,
     Event,
     Halted,
     LeftOut,
@@ -103,6 +104,8 @@ class ControlStream:
         """The last round that this worker was to take part in."""
         self._transfer: int | None = None
         """The transfer that the coordinator asked for last; None: it is over, or there was none."""
+        self._receives = False
+        """Whether the state of that one comes here."""
         self._at_end: Callable[[], object] | None = None
         self._sending: dict[int, Callable[[], object] | None] = {}
         """What to call once it is over, by the transfer that is sent beside training."""
@@ -113,9 +116,10 @@ class ControlStream:
         """Calls `act` once this transfer is over for the coordinator; None: never any more.
 
         It is over when the stream ends, and when the coordinator assigns a round or begins another
-        transfer: the receiver has reported then, whether it took the state or not. A transfer that
-        is sent beside training is over when the stream ends, and when another one of its kind
-        begins: the receiver is gone then. `act` is called from any thread.
+        transfer: the receiver has reported then, whether it took the state or not. For its receiver
+        it is over, too, once that is dismissed. A transfer that is sent beside training is over
+        when the stream ends, and when another one of its kind begins: the receiver is gone then.
+        `act` is called from any thread.
         """
         if transfer_id in self._sending:
             self._sending[transfer_id] = act
@@ -323,6 +327,9 @@ class ControlStream:
                 self._assigned = event
                 # One that this worker only attends ends nothing: its state may be on its way.
                 self._end_transfer(event)
+            case Dismissed() if self._receives:
+                # Its sender may be gone, and nobody else sends any more.
+                self._end_transfer(None)
 
     def _end_sending(self, by: int) -> None:
         """The coordinator has a worker send to one at a time: those before `by` are over."""
@@ -337,6 +344,7 @@ class ControlStream:
         # Noted before `act` is looked for. `at_end` does it the other way round, so one of the two
         # threads finds what the other one did.
         self._transfer = by.transfer_id if isinstance(by, TransferAsked) else None
+        self._receives = isinstance(by, TransferAsked) and not by.sends
         act = self._at_end
         if act is not None:
             act()
