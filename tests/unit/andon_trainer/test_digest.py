@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -120,11 +119,6 @@ def test_random_augmentation_is_left_out_and_its_label_is_not(workers: int) -> N
 
     assert here == there
     assert here != digest(Augmented(label=1), workers)
-
-
-def test_it_is_the_same_whether_processes_load_or_not() -> None:
-    assert digest(Augmented(), 2) == digest(Augmented(), 0)
-    assert multiprocessing.active_children() == []
 
 
 def test_it_draws_nothing_of_what_the_script_draws() -> None:

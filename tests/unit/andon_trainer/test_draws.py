@@ -138,15 +138,6 @@ def test_set_epoch_is_called_whatever_the_script_has_called() -> None:
     assert sampler.epoch == 990
 
 
-def test_a_change_of_the_sampler_is_seen_in_the_next_draw() -> None:
-    sampler = SubsetRandomSampler([1, 2, 3])
-    draws = EpochDraws(sampler, data(), SEED)
-
-    sampler.indices = [7]
-
-    assert draws.draw(1) == [7]
-
-
 def test_the_dataset_is_not_copied_with_its_sampler() -> None:
     class Huge(Dataset[int]):
         def __deepcopy__(self, memo: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -17,7 +16,6 @@ import torch
 from torch.utils.data import (
     DataLoader,
     Dataset,
-    Subset,
     TensorDataset,
     default_collate,
     get_worker_info,
@@ -25,12 +23,13 @@ from torch.utils.data import (
 
 from andon.protocol.order import Order
 from andon.protocol.records import Cursor, PositionRange
-from andon.protocol.shards import cursor_after, next_batch, shard_of
+from andon.protocol.shards import cursor_after, next_batch
 from andon_trainer.data.feed import MicroBatch, Share
 from andon_trainer.data.feeder import LoaderFeeder
+from unit.andon_trainer import feeding
+from unit.andon_trainer.feeding import BATCH, SEED, as_list, nothing, opened
 
 SIZE = 23
-SEED = 5
 
 
 class Numbers(Dataset[tuple[int, int, float]]):
@@ -50,43 +49,22 @@ class Numbers(Dataset[tuple[int, int, float]]):
         return index, os.getpid(), noise
 
 
-def as_list(samples: list[Any]) -> list[Any]:
-    return samples
-
-
 def loader_of(**options: Any) -> DataLoader[Any]:
     settings: dict[str, Any] = {
         "dataset": Numbers(),
-        "batch_size": 4,
+        "batch_size": BATCH,
         "shuffle": True,
         "collate_fn": as_list,
     }
     return DataLoader(**settings | options)
 
 
-START = Cursor(0, 0)
-
-
-def shares(rank: int, world_size: int, start: Cursor = START) -> Iterator[Share]:
-    cursor = start
-    while True:
-        batch = next_batch(cursor, 4, SIZE)
-        yield Share(cursor.epoch, (shard_of(batch, rank, world_size),))
-        cursor = cursor_after(cursor, batch, SIZE)
+shares = partial(feeding.shares, size=SIZE)
 
 
 def following(world_size: int, start: Cursor) -> Iterator[Share]:
     """Rank 0's shares of all steps after the one at `start`."""
     return islice(shares(0, world_size, start), 1, None)
-
-
-def rest(plan: list[Share], at: int) -> Iterator[Share]:
-    """What follows share `at` of the plan."""
-    return iter(plan[at + 1 :])
-
-
-def nothing() -> Iterator[Share]:
-    return iter(())
 
 
 def started_anew() -> Iterator[Share]:
@@ -104,17 +82,8 @@ def indices(batches: Iterable[MicroBatch]) -> list[int]:
 
 @pytest.fixture
 def feeders() -> Iterator[Callable[..., LoaderFeeder]]:
-    made: list[LoaderFeeder] = []
-
-    def make(micro_batch_size: int | None = None, **options: Any) -> LoaderFeeder:
-        made.append(LoaderFeeder.from_loader(loader_of(**options), SEED, micro_batch_size))
-        made[-1].open()
-        return made[-1]
-
-    yield make
-    for feeder in made:
-        feeder.close()
-    assert multiprocessing.active_children() == []
+    with opened() as open_:
+        yield lambda **options: open_(LoaderFeeder.from_loader(loader_of(**options), SEED))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -235,27 +204,6 @@ def test_random_augmentation_does_not_depend_on_what_was_prefetched(
     assert len(set(ahead)) == len(ahead)
 
 
-def test_loading_in_this_process_leaves_the_scripts_generator_alone(
-    feeders: Callable[..., LoaderFeeder],
-) -> None:
-    feeder = feeders(dataset=TensorDataset(torch.arange(SIZE)), num_workers=0)
-    before = torch.get_rng_state()
-
-    list(feeder.batches(next(shares(0, 1)), nothing))
-
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_without_shuffle_a_position_is_the_datasets_index(
-    feeders: Callable[..., LoaderFeeder], workers: int
-) -> None:
-    feeder = feeders(shuffle=False, num_workers=workers)
-    share = Share(3, (PositionRange(7, 10),))
-
-    assert indices(feeder.batches(share, nothing)) == [7, 8, 9]
-
-
 @pytest.mark.parametrize(("position", "borrowed"), [(11, [11, 12]), (SIZE - 1, [21, 22])])
 def test_borrowing_loads_two_collated_samples_for_batchnorm_refuses_one(
     feeders: Callable[..., LoaderFeeder], position: int, borrowed: list[int]
@@ -270,49 +218,6 @@ def test_borrowing_loads_two_collated_samples_for_batchnorm_refuses_one(
 
 def test_borrowing_of_a_dataset_of_one_loads_that_one(feeders: Callable[..., LoaderFeeder]) -> None:
     assert len(feeders(dataset=Numbers(1)).borrow(0, 0)) == 1
-
-
-class Curriculum(Dataset[int]):
-    """Says, in place of a sample, what it was told of the epoch."""
-
-    epoch = 0
-
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> int:
-        return self.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_datasets_own_set_epoch_reaches_the_loading_processes_and_what_they_loaded_ahead(
-    feeders: Callable[..., LoaderFeeder], workers: int
-) -> None:
-    data = Curriculum()
-    feeder = feeders(dataset=Subset(data, range(SIZE)), num_workers=workers)
-    plan, seen = list(islice(shares(0, 1), 18)), []
-
-    for at, share in enumerate(plan):
-        if at % 6 == 0:
-            data.set_epoch(epoch=share.epoch * 10)
-        batches = feeder.batches(share, partial(rest, plan, at))
-        seen += [sample for each in batches for sample in each.batch]
-
-    assert seen == [share.epoch * 10 for share in plan for _ in range(len(share))]
-    assert pickle.loads(pickle.dumps(data)).epoch == 20
-
-
-def test_a_closed_feeder_leaves_the_dataset_as_it_was(feeders: Callable[..., LoaderFeeder]) -> None:
-    data = Curriculum()
-    feeder = feeders(dataset=data, num_workers=1)
-    assert "set_epoch" in vars(data)
-
-    feeder.close()
-
-    assert "set_epoch" not in vars(data)
 
 
 def name_the_process(worker: int) -> None:
@@ -345,12 +250,3 @@ def test_the_loaders_own_ways_of_loading_are_kept(feeders: Callable[..., LoaderF
     ]
 
     assert {size for batch in batches for size in batch} <= {1000, 1001}
-
-
-def test_f_dp_002_dropping_the_last_batch_leaves_its_positions_out_of_the_epoch(
-    feeders: Callable[..., LoaderFeeder],
-) -> None:
-    whole, cut = feeders(), feeders(drop_last=True)
-
-    assert (whole.dataset_size, whole.epoch_size) == (SIZE, SIZE)
-    assert (cut.dataset_size, cut.epoch_size) == (SIZE, SIZE - SIZE % 4)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
@@ -21,11 +21,12 @@ from torch.utils.data import (
 )
 
 from andon.protocol.records import Cursor
-from andon.protocol.shards import cursor_after, next_batch, shard_of
+from andon.protocol.shards import next_batch, shard_of
 from andon_trainer.data.feed import Share
 from andon_trainer.data.feeder import LoaderFeeder
+from unit.andon_trainer.feeding import BATCH, SEED, as_list, nothing, opened, shares
 
-SIZE, BATCH, SEED = 8, 4, 5
+SIZE = 8
 
 
 class Curriculum(Dataset[tuple[int, int, str, int]]):
@@ -49,32 +50,15 @@ class Phases(Curriculum):
         self.epoch = epoch * 100
 
 
-def as_list(samples: list[Any]) -> list[Any]:
-    return samples
-
-
-def shares(rank: int = 0, world_size: int = 1, size: int = SIZE) -> Iterator[Share]:
-    cursor = Cursor(0, 0)
-    while True:
-        batch = next_batch(cursor, BATCH, size)
-        yield Share(cursor.epoch, (shard_of(batch, rank, world_size),))
-        cursor = cursor_after(cursor, batch, size)
-
-
 @pytest.fixture
 def feeders() -> Iterator[Callable[..., LoaderFeeder]]:
-    made: list[LoaderFeeder] = []
+    with opened() as open_:
 
-    def make(dataset: Dataset[Any], **options: Any) -> LoaderFeeder:
-        loader: Any = DataLoader(dataset, batch_size=BATCH, collate_fn=as_list, **options)
-        made.append(LoaderFeeder.from_loader(loader, SEED))
-        made[-1].open()
-        return made[-1]
+        def make(dataset: Dataset[Any], **options: Any) -> LoaderFeeder:
+            loader: Any = DataLoader(dataset, batch_size=BATCH, collate_fn=as_list, **options)
+            return open_(LoaderFeeder.from_loader(loader, SEED))
 
-    yield make
-    for feeder in made:
-        feeder.close()
-    assert multiprocessing.active_children() == []
+        yield make
 
 
 def epochs(
@@ -138,6 +122,9 @@ def test_another_value_that_the_script_sets_holds(
     seen = epochs(feeder, 3, lambda epoch: data.set_epoch(7) if epoch == 1 else None)
 
     assert [{epoch for _, epoch, _, _ in samples} for samples in seen] == [{0}, {7}, {7}]
+    assert pickle.loads(pickle.dumps(data)).epoch == 7
+    feeder.close()
+    assert "set_epoch" not in vars(data), "the dataset is as it was"
 
 
 def test_a_set_epoch_that_wants_more_is_left_to_the_script(
@@ -261,11 +248,11 @@ def test_without_processes_a_change_of_the_dataset_is_seen_at_once(
 ) -> None:
     data = Curriculum()
     feeder = feeders(data)
-    first, second = islice(shares(), 2)
+    first, second = islice(shares(size=SIZE), 2)
 
-    list(feeder.batches(first, lambda: iter(())))
+    list(feeder.batches(first, nothing))
     data.transform = "strong"
-    (micro_batch,) = feeder.batches(second, lambda: iter(()))
+    (micro_batch,) = feeder.batches(second, nothing)
 
     assert {name for _, _, name, _ in micro_batch.batch} == {"strong"}
 
@@ -285,7 +272,7 @@ def test_loop_bodies_are_counted_as_they_run(
             batch = next_batch(Cursor(0, start), feeder.batch_size, feeder.epoch_size)
             share = Share(0, (shard_of(batch, rank, workers),))
             # Without samples the loop body runs once, on borrowed ones.
-            bodies += max(1, len(list(feeder.batches(share, lambda: iter(())))))
+            bodies += max(1, len(list(feeder.batches(share, nothing))))
             start = batch.stop
         assert feeder.loop_bodies(0, rank, workers) == bodies
 

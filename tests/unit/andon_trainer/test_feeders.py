@@ -13,14 +13,15 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 
 from andon.protocol.order import Order
-from andon.protocol.records import Cursor, PositionRange
-from andon.protocol.shards import cursor_after, next_batch, shard_of
+from andon.protocol.records import PositionRange
 from andon_trainer.data.feed import Feeder, MicroBatch, ShardFeeder, Share
 from andon_trainer.data.feeder import LoaderFeeder
 from andon_trainer.data.stream_feeder import StreamFeeder
+from unit.andon_trainer import feeding
+from unit.andon_trainer.feeding import BATCH, SEED, as_list, nothing, opened
 from unit.andon_trainer.streams import Sized
 
-SIZE, BATCH, SEED = 23, 4, 5
+SIZE = 23
 
 
 class Numbers(Dataset[int]):
@@ -31,10 +32,6 @@ class Numbers(Dataset[int]):
 
     def __getitem__(self, index: int) -> int:
         return index
-
-
-def as_list(samples: list[Any]) -> list[Any]:
-    return samples
 
 
 def shuffled(epoch: int, position: int) -> int:
@@ -99,33 +96,15 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.fixture
 def feeders(kind: Kind) -> Iterator[Callable[..., Feeder]]:
-    made: list[Feeder] = []
-
-    def make(micro: int | None = None) -> Feeder:
-        made.append(kind.make(micro))
-        made[-1].open()
-        return made[-1]
-
-    yield make
-    for feeder in made:
-        feeder.close()
-    assert multiprocessing.active_children() == []
+    with opened() as open_:
+        yield lambda micro=None: open_(kind.make(micro))
 
 
-def shares(rank: int, world_size: int) -> Iterator[Share]:
-    cursor = Cursor(0, 0)
-    while True:
-        batch = next_batch(cursor, BATCH, SIZE)
-        yield Share(cursor.epoch, (shard_of(batch, rank, world_size),), batch=batch)
-        cursor = cursor_after(cursor, batch, SIZE)
+shares = partial(feeding.shares, size=SIZE)
 
 
 def rest(plan: Sequence[Share], at: int) -> Iterator[Share]:
     return iter(plan[at + 1 :])
-
-
-def nothing() -> Iterator[Share]:
-    return iter(())
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -47,26 +47,17 @@ def test_f_dp_006_an_unchanged_share_is_sent_again_bit_for_bit(end: str, micro: 
 
 def test_f_dp_006_an_unchanged_share_runs_the_loop_body_on_borrowed_samples() -> None:
     bench = StepBench()
-    bench.assign((4, 8), end="void")
-    bench.assign((4, 8), end="commit", attempt=1)
-
-    bench.run()
-
-    assert bench.computed == [samples((4, 8)), samples((0, 2))]
-    assert [(one.samples, one.weight) for one in bench.member.reports] == [(4, 4.0)]
-    assert bench.stepper.committed
-
-
-def test_what_is_reported_again_is_the_loss_of_the_share_not_of_the_borrowed_sample() -> None:
-    bench = StepBench()
     bench.assign((4, 8), end="void late")
     bench.assign((4, 8), end="commit", attempt=1)
 
     bench.run()
 
+    assert bench.computed == [samples((4, 8)), samples((0, 2))]
+    assert bench.stepper.committed
     first, again = bench.member.reports
-    assert again.loss_sum == first.loss_sum > 0
-    assert again.correct == first.correct == 4, "nothing of the borrowed sample"
+    assert (again.samples, again.weight) == (4, 4.0)
+    assert again.loss_sum == first.loss_sum > 0, "not the borrowed samples'"
+    assert again.correct == first.correct == 4
 
 
 def test_f_dp_006_an_extended_share_computes_the_missing_positions_alone() -> None:
@@ -214,8 +205,9 @@ def test_a_rank_without_samples_abstains_from_every_try() -> None:
     assert bench.member.exchange.weights == [0.0, 0.0]
 
 
-def test_gradients_of_another_type_are_kept_as_what_was_sent() -> None:
-    bench = StepBench(dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_gradients_of_another_type_are_kept_as_what_was_sent(dtype: torch.dtype) -> None:
+    bench = StepBench(dtype=dtype)
     bench.assign((0, 4), end="void")
     bench.assign((0, 4), end="void", attempt=1)
     bench.assign((0, 6), end="commit", attempt=2)
@@ -223,6 +215,8 @@ def test_gradients_of_another_type_are_kept_as_what_was_sent() -> None:
     bench.run()
 
     assert bench.sent[0] == bench.sent[1]
+    back = {part.grad.dtype for part in bench.model.parameters() if part.grad is not None}
+    assert back == {dtype}
     for block, expected in enumerate(bench.mean(samples((0, 6)))):
         got = torch.frombuffer(bytearray(bench.sent[2][block]), dtype=torch.float32)
         assert torch.allclose(got, expected, rtol=0.05, atol=0.01)

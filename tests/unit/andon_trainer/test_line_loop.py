@@ -27,51 +27,12 @@ from andon_trainer import Line, RunOver
 from unit.andon_trainer.solo import BATCH, SAMPLES, data, model, prepared
 
 
-def test_a_scheduler_moves_only_on_commits(line: Line) -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    loader: Any = DataLoader(data(), BATCH, shuffle=True)
-    net, optimizer, scheduler, loader = line.prepare(
-        net, optimizer, scheduler, loader, micro_batch_size=2
-    )
-
-    for _epoch in line.epochs(1):
-        for x, y, _ in loader:
-            line.backward(F.mse_loss(net(x), y) * 0)
-            optimizer.step()
-            scheduler.step()
-
-    assert optimizer.param_groups[0]["lr"] == 0.5**3
-
-
-def test_a_scheduler_that_was_not_prepared_is_an_error(line: Line) -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-
-    line.prepare(net, optimizer, DataLoader(data(), BATCH))
-
-    with pytest.raises(RuntimeError, match="not prepared"):
-        scheduler.step()
-
-
 def test_a_body_without_backward_is_an_error(line: Line) -> None:
     _net, _optimizer, loader = prepared(line)
     batches = iter(loader)
     next(batches)
 
     with pytest.raises(RuntimeError, match=r"without line.*line\.split\(loader\)"):
-        next(batches)
-
-
-def test_a_body_without_a_step_is_an_error(line: Line) -> None:
-    net, _optimizer, loader = prepared(line)
-    batches = iter(loader)
-    x, y, _ = next(batches)
-    line.backward(F.mse_loss(net(x), y))
-
-    with pytest.raises(RuntimeError, match="without optimizer"):
         next(batches)
 
 
@@ -112,20 +73,6 @@ def test_a_bad_weight_is_an_error(line: Line, weight: float) -> None:
 
     with pytest.raises(ValueError, match="weight"):
         line.backward(F.mse_loss(net(x), y), weight=weight)
-
-
-def test_a_total_weight_of_zero_commits_and_moves_nothing(line: Line) -> None:
-    net, optimizer, loader = prepared(line)
-    before = [parameter.detach().clone() for parameter in net.parameters()]
-    x, y, _ = next(iter(loader))
-
-    line.backward(F.mse_loss(net(x), y), weight=0)
-    optimizer.step()
-
-    assert line.committed
-    assert line.step == 1
-    for now, then in zip(net.parameters(), before, strict=True):
-        assert torch.equal(now, then)
 
 
 def test_stop_ends_all_loops_after_the_step(line: Line) -> None:
@@ -208,17 +155,6 @@ def test_a_prepared_loader_is_as_long_as_its_loop_bodies_so_progress_bars_end_at
     assert (len(loader), loader.steps) == (bodies, 3)
     assert bodies == (3 if micro is None else 3 + 3 + 2)
     assert len(loader.dataset) == SAMPLES
-
-
-def test_split_and_mean_see_every_sample_once(line: Line) -> None:
-    prepared(line)
-
-    seen = [
-        int(index) for _x, _y, indices in line.split(DataLoader(data(), 4)) for index in indices
-    ]
-
-    assert seen == list(range(SAMPLES))
-    assert line.mean(2.5, weight=7) == 2.5
 
 
 def trained_steps(line: Line, epochs: Iterator[int], batches: Callable[[Any], Any]) -> list[int]:

@@ -222,8 +222,10 @@ def test_a_rank_without_positions_abstains_and_moves_with_the_others() -> None:
     assert (report.samples, report.weight) == (0, 0.0)
 
 
-def test_local_gradients_are_clipped_to_the_lines_norm() -> None:
+@pytest.mark.parametrize("factor", [1.0, 1e25], ids=["", "whose squares float32 can't hold"])
+def test_local_gradients_are_clipped_to_the_lines_norm_and_not_cleared(factor: float) -> None:
     bench = LocalBench(max_grad_norm=1e-3, momentum=0.0)
+    bench.spoil = lambda _body, loss: loss * factor
     start = bench.weights
     bench.assign((0, 8), end="commit")
 
@@ -246,18 +248,6 @@ def test_the_lines_norm_is_that_of_gradients_without_a_scalers_factor() -> None:
 
     for ours, expected in zip(scaled.weights, plain.weights, strict=True):
         assert torch.allclose(ours, expected, rtol=1e-6, atol=1e-9)
-
-
-def test_gradients_whose_squares_float32_can_not_hold_are_clipped_and_not_cleared() -> None:
-    bench = LocalBench(max_grad_norm=1e-3, momentum=0.0)
-    bench.spoil = lambda _body, loss: loss * 1e25
-    start = bench.weights
-    bench.assign((0, 8), end="commit")
-
-    bench.run()
-
-    moved = torch.cat([(a - b).reshape(-1) for a, b in zip(start, bench.weights, strict=True)])
-    assert 0.05 * 1e-3 <= float(moved.norm()) <= 2 * 0.05 * 1e-3 * 1.001
 
 
 def test_the_script_sees_a_commit_at_a_windows_end_only() -> None:

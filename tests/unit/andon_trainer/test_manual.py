@@ -246,6 +246,8 @@ def test_the_two_ways_of_joining_are_not_mixed(line: Line) -> None:
     for call in calls:
         with pytest.raises(RuntimeError, match=r"this script called line\.join"):
             call()
+    with pytest.raises(RuntimeError, match=r"belongs to line\.prepare"), line.accumulate(2):
+        pass
     with pytest.raises(RuntimeError, match="called already"):
         line.join(discriminator)
     with pytest.raises(ValueError, match="was not joined"):

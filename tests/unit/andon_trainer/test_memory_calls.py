@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from andon.protocol.peer_calls import CallKind
+from andon_trainer.core.peer_plan import Places
 from andon_trainer.core.peer_work import Work
 from andon_trainer.peers.memory import CallDiffers, NeighbourMemory, can_share
 from andon_trainer.peers.memory_calls import NotFinite, run, transfer
-from unit.andon.strategies import BOUNDED
+from unit.andon_trainer.call_cases import COLLECTIVES, collective
 from unit.andon_trainer.neighbours import RANKS, Array, Closed, opened, together, work
 
 pytestmark = pytest.mark.skipif(
@@ -96,113 +95,23 @@ def test_every_rank_gets_the_reduction_in_the_order_of_ranks(
         same(out, reduced(inputs, reduction))
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_the_root_gets_the_reduction_and_nobody_else_does(
-    memories: list[NeighbourMemory], size: int
+@pytest.mark.parametrize("in_place", [False, True], ids=["apart", "in place"])
+@pytest.mark.parametrize("kind", COLLECTIVES, ids=str)
+def test_every_rank_gets_what_the_call_means(
+    memories: list[NeighbourMemory], kind: CallKind, in_place: bool
 ) -> None:
     count = len(memories)
-    inputs, out = numbers(count, size), np.zeros(size, np.float32)
+    places = Places((tuple(range(count)),))
+    uneven = kind in (CallKind.ALL_TO_ALL, CallKind.REDUCE_SCATTER)
 
-    def of(place: int) -> Work:
-        parts = ([inputs[place]], [out] if place == 1 else [])
-        return work(CallKind.REDUCE, parts, root=1, reduction="avg", ranks=count)
-
-    assert exchange(memories, of) == [None] * count
-
-    same(out, reduced(inputs, "avg"))
-
-
-@pytest.mark.parametrize("sizes", [(0, 0, 0, 0), (1, 2, 3, 4), (5000, 0, 16, 700), (4000,) * 4])
-@pytest.mark.parametrize("dtype", ["float32", "int64"])
-def test_each_rank_gets_its_part_of_the_reduction(
-    memories: list[NeighbourMemory], sizes: tuple[int, ...], dtype: str
-) -> None:
-    count = len(memories)
-    gives = [numbers(count, 1000 * place + 7, dtype) for place in range(count)]
-    gives = [
-        [np.resize(each, size) for each, size in zip(row, sizes, strict=False)] for row in gives
-    ]
-    outs = [np.zeros(size, dtype) for size in sizes[:count]]
-
-    def of(place: int) -> Work:
-        return work(CallKind.REDUCE_SCATTER, (gives[place], [outs[place]]), reduction="sum")
-
-    assert exchange(memories, of) == [None] * count
-
-    for place, out in enumerate(outs):
-        same(out, reduced([row[place] for row in gives], "sum"))
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_every_rank_gets_all_inputs(memories: list[NeighbourMemory], size: int) -> None:
-    count = len(memories)
-    inputs = numbers(count, size, "int32")
-    outs = [[np.zeros(size, np.int32) for _ in range(count)] for _ in range(count)]
-
-    def of(place: int) -> Work:
-        return work(CallKind.ALL_GATHER, ([inputs[place]], outs[place]))
-
-    assert exchange(memories, of) == [None] * count
-
-    for row in outs:
-        for out, expected in zip(row, inputs, strict=True):
-            same(out, expected)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_the_root_gathers_scatters_and_broadcasts(
-    memories: list[NeighbourMemory], size: int
-) -> None:
-    count, root = len(memories), len(memories) - 1
-    inputs = numbers(count, size, "float64")
-    gathered = [np.zeros(size) for _ in range(count)]
-    scattered = [np.zeros(size) for _ in range(count)]
-    broadcast = [np.zeros(size) for _ in range(count)]
-
-    def gather(place: int) -> Work:
-        return work(
-            CallKind.GATHER, ([inputs[place]], gathered if place == root else []), root=root
+    # The last one has several tensors, which follow each other.
+    for seed, sizes in enumerate([*([size] for size in SIZES), [3, 5000, 0]]):
+        case = collective(
+            kind, places, sizes, root=seed % count, in_place=in_place, seed=seed, uneven=uneven
         )
-
-    def scatter(place: int) -> Work:
-        parts = (gathered if place == root else [], [scattered[place]])
-        return work(CallKind.SCATTER, parts, root=root)
-
-    def send(place: int) -> Work:
-        parts = ([inputs[root]], []) if place == root else ([], [broadcast[place]])
-        return work(CallKind.BROADCAST, parts, root=root)
-
-    for each in (gather, scatter, send):
-        assert exchange(memories, each) == [None] * count
-
-    for place in range(count):
-        same(scattered[place], inputs[place])
-        if place != root:
-            same(broadcast[place], inputs[root])
-
-
-def test_each_rank_gets_what_each_other_gives_it(memories: list[NeighbourMemory]) -> None:
-    count = len(memories)
-    sizes = [
-        [(3 * giver + 5 * taker) * 311 % 4000 for taker in range(count)] for giver in range(count)
-    ]
-    gives = [
-        [np.full(size, 10 * giver + taker, np.int16) for taker, size in enumerate(row)]
-        for giver, row in enumerate(sizes)
-    ]
-    takes = [
-        [np.zeros(sizes[giver][taker], np.int16) for giver in range(count)]
-        for taker in range(count)
-    ]
-
-    def of(place: int) -> Work:
-        return work(CallKind.ALL_TO_ALL, (gives[place], takes[place]))
-
-    assert exchange(memories, of) == [None] * count
-
-    for taker, row in enumerate(takes):
-        for giver, out in enumerate(row):
-            same(out, gives[giver][taker])
+        assert exchange(memories, case.works.__getitem__) == [None] * count
+        for rank in range(count):
+            case.check(rank)
 
 
 def test_a_stage_moves_rows_that_lie_in_several_places(memories: list[NeighbourMemory]) -> None:
@@ -235,43 +144,6 @@ def test_a_stage_moves_rows_that_lie_in_several_places(memories: list[NeighbourM
     for place, row in enumerate(takes):
         for peer, out in enumerate(row):
             assert set(out.tolist()) == {99 if peer == place else peer}
-
-
-def test_tensors_of_one_call_follow_each_other_and_a_barrier_has_none(
-    memories: list[NeighbourMemory],
-) -> None:
-    count = len(memories)
-    ones = [[np.full(size, place, np.float32) for size in (3, 5000, 0)] for place in range(count)]
-
-    def of(place: int) -> Work:
-        parts = [([each], [each]) for each in ones[place]]
-        return work(CallKind.ALL_REDUCE, *parts, reduction="sum", ranks=count)
-
-    assert exchange(memories, of) == [None] * count
-    assert exchange(memories, lambda _: work(CallKind.BARRIER)) == [None] * count
-
-    for row in ones:
-        assert [set(each.tolist()) for each in row] == [{sum(range(count))}] * 2 + [set()]
-
-
-@BOUNDED
-@given(st.data())
-def test_random_calls_one_after_the_other(
-    memories: list[NeighbourMemory], data: st.DataObject
-) -> None:
-    count = len(memories)
-    for _ in range(3):
-        size = data.draw(st.integers(0, 9000))
-        dtype = data.draw(st.sampled_from(["float32", "uint8"]))
-        inputs, outs = numbers(count, size, dtype), numbers(count, size, dtype)
-
-        def of(place: int, inputs: list[Array] = inputs, outs: list[Array] = outs) -> Work:
-            parts = ([inputs[place]], [outs[place]])
-            return work(CallKind.ALL_REDUCE, parts, reduction="sum", ranks=count)
-
-        assert exchange(memories, of) == [None] * count
-        for out in outs:
-            same(out, reduced(inputs, "sum"))
 
 
 @pytest.mark.parametrize("count", [2, 3])

@@ -35,10 +35,8 @@ def limited(gradient: torch.Tensor) -> torch.Tensor:
     return (gradient.double() * (LIMIT / norm)).float()
 
 
-def bench_with(
-    policy: Policy, micro: int | None = None, scaler: torch.amp.GradScaler | None = None
-) -> StepBench:
-    bench = StepBench(micro=micro, scaler=scaler)
+def bench_with(policy: Policy, micro: int | None = None) -> StepBench:
+    bench = StepBench(micro=micro)
     bench.member.policy = policy
     return bench
 
@@ -157,19 +155,3 @@ def test_a_rank_without_samples_has_no_norm() -> None:
     bench.run()
 
     assert [each.own_gradient_norm is None for each in bench.member.reports] == [False, True]
-
-
-def test_norm_and_limit_are_those_of_the_gradient_without_the_scalers_factor() -> None:
-    bench = bench_with(
-        Policy(max_grad_norm=LIMIT), scaler=torch.amp.GradScaler("cpu", init_scale=256.0)
-    )
-    bench.assign((0, 4), end="commit")
-
-    bench.run()
-
-    expected = mean_of(bench, (0, 4))
-    sent = whole(bench.sent[0])
-    assert torch.allclose(sent, limited(expected), rtol=1e-5, atol=1e-8)
-    assert bench.member.reports[0].own_gradient_norm == pytest.approx(
-        float(expected.norm()), rel=1e-5
-    )

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,7 +16,6 @@ from andon.protocol.order import Order
 from andon_trainer import Line, LineHalted
 from unit.andon_trainer.local_bench import LocalBench
 from unit.andon_trainer.solo import BATCH, SAMPLES, data, model
-from unit.andon_trainer.step_bench import StepBench
 
 TOKENS = 50_000
 """The weight of one sample: sums of products with it do not fit into float16."""
@@ -154,29 +152,6 @@ def test_a_float16_gradient_that_overflows_halts_and_names_the_parameter(line: L
 
     assert halted.value.reason == "non_finite_gradient"
     assert halted.value.parameter.startswith("0.")
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_a_mean_of_the_line_comes_back_in_the_parameters_type(dtype: torch.dtype) -> None:
-    bench = StepBench(micro=2, dtype=dtype)
-    bench.assign((0, 4), end="void late")
-    bench.assign((0, 8), end="commit", attempt=1)
-    expected = torch.cat(bench.mean([*bench_samples(bench, 8)]))
-
-    bench.run()
-
-    sent = np.concatenate(
-        [np.frombuffer(it, np.float32) for _, it in sorted(bench.sent[1].items())]
-    )
-    grads = [part.grad for part in bench.model.parameters() if part.grad is not None]
-    assert {each.dtype for each in grads} == {dtype}
-    tolerance = 1e-6 if dtype is torch.float64 else 2e-2
-    assert torch.allclose(torch.from_numpy(sent), expected, rtol=tolerance, atol=tolerance)
-
-
-def bench_samples(bench: StepBench, count: int) -> list[int]:
-    order = Order(0, 0, len(bench.inputs))
-    return [int(order[position]) for position in range(count)]
 
 
 @pytest.mark.parametrize("fused", [False, True])

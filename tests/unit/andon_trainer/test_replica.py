@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,9 +7,6 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from andon.host.manifest import CheckpointFacts
-from andon.protocol.records import Cursor, Key
-from andon.protocol.run_settings import RunPlan
 from andon_trainer.model.layout import plan_model
 from andon_trainer.script.gates import Audit, StepIdentity, gate_optimizer, gate_scheduler
 from andon_trainer.state.replica import Replica
@@ -121,23 +117,6 @@ def test_what_can_not_be_kept_is_refused_where_it_is_registered(
 
     with pytest.raises(TypeError, match=f"the state of 'average' can't go .*{why}"):
         replica.register("average", scheduler)
-
-
-def test_a_saved_replica_is_a_checkpoint_that_loads(tmp_path: Path) -> None:
-    (old, _), (newcomer, _) = trained(1, steps=3), trained(2, steps=0)
-    facts = CheckpointFacts(
-        head=Key(9, 3),
-        step=3,
-        cursor=Cursor(1, 8),
-        digest=old.digest().hex(),
-        plan=RunPlan(global_batch=5),
-    )
-
-    folder = old.save(tmp_path / "step-00000003", facts)
-    loaded, _ = newcomer.load(folder)
-
-    assert loaded == facts
-    assert next_digest(newcomer) == next_digest(old)
 
 
 def large(steps: int = 2) -> Replica:

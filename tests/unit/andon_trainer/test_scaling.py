@@ -185,38 +185,26 @@ def test_all_optimizers_skip_a_step_that_overflowed_in_the_gradients_of_one(line
         assert torch.equal(part, old)
 
 
-def test_several_optimizers_and_a_scheduler_step_as_in_plain_pytorch(line: Line) -> None:
+@pytest.mark.parametrize("scaled", [True, False], ids=["", "without a scaler"])
+def test_several_optimizers_and_their_schedulers_step_as_in_plain_pytorch(
+    line: Line, *, scaled: bool
+) -> None:
     net: Any = Planted(model(), ())
     optimizers: Any = one_each(net)
     schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in optimizers]
-    loader: Any = DataLoader(data(), BATCH)
-    net, scaler, loader, *_ = line.prepare(
-        net, scaler_of(), loader, *optimizers, *schedulers, micro_batch_size=2
-    )
+    scaler, loader = scaler_of(), DataLoader(data(), BATCH)
+    given: list[Any] = [net, *[scaler] * scaled, *optimizers, *schedulers, loader]
+    *_, prepared = line.prepare(*given, micro_batch_size=2)
 
-    for x, y, numbers in loader:
+    for x, y, numbers in prepared:
         line.backward(F.mse_loss(net(x, numbers), y))
-        body(optimizers, scaler, net, clip=True)
-        for scheduler in schedulers:
-            scheduler.step()
-
-    assert line.step == 3
-    assert [each.param_groups[0]["lr"] for each in optimizers] == [0.1 / 8, 0.01 / 8]
-
-
-def test_rates_may_change_between_steps_of_several_optimizers_without_a_scaler(line: Line) -> None:
-    net: Any = Planted(model(), ())
-    optimizers: Any = one_each(net)
-    schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in optimizers]
-    loader: Any = DataLoader(data(), BATCH)
-    net, loader, *_ = line.prepare(net, loader, *optimizers, *schedulers, micro_batch_size=2)
-
-    for x, y, numbers in loader:
-        line.backward(F.mse_loss(net(x, numbers), y))
-        for stepping in (*optimizers, *schedulers):
+        if scaled:
+            body(optimizers, scaler, net, clip=True)
+        for stepping in schedulers if scaled else (*optimizers, *schedulers):
             stepping.step()
 
     assert line.step == 3
+    assert [each.param_groups[0]["lr"] for each in optimizers] == [0.1 / 8, 0.01 / 8]
 
 
 def test_the_reported_loss_is_the_one_before_scaling(line: Line) -> None:
@@ -279,12 +267,17 @@ def test_a_loss_of_which_a_part_is_scaled_is_refused_before_anything_happened(li
     assert line.step == 1
 
 
-def test_overflows_in_a_row_halt_the_line_with_evidence_beyond_the_most() -> None:
+@pytest.mark.parametrize("clip", [True, False])
+def test_overflows_in_a_row_halt_the_line_with_evidence_beyond_the_most_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture, *, clip: bool
+) -> None:
+    caplog.set_level(logging.WARNING)
     with Line(seed=3, max_overflows=2) as line, pytest.raises(LineHalted) as halted:
-        on_a_line(line, range(SAMPLES), sgd, clip=True)
+        on_a_line(line, range(SAMPLES), sgd, clip=clip)
 
     assert (halted.value.reason, halted.value.step) == ("non_finite_gradient", 3)
     assert "inf" in halted.value.value
+    assert "2 steps in a row overflowed" in caplog.text
 
 
 def test_an_overflow_at_a_scale_below_1_halts_the_line(line: Line) -> None:
@@ -467,11 +460,3 @@ def test_batches_that_are_accumulated_are_skipped_together_if_one_overflows(line
         (False, False, False, 512.0),
         (True, False, True, 512.0),
     ]
-
-
-def test_the_log_says_when_no_more_overflows_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    with Line(seed=3, max_overflows=2) as line, pytest.raises(LineHalted):
-        on_a_line(line, range(SAMPLES), sgd, clip=False)
-
-    assert "2 steps in a row overflowed" in caplog.text

@@ -74,7 +74,7 @@ def sizes(bench: StepBench) -> list[int]:
 
 
 @pytest.mark.parametrize(("micro", "expected"), [(None, [4, 4, 4]), (3, [2, 2, 2, 2, 2, 2])])
-def test_a_share_of_a_cadence_is_one_gradient_of_several_micro_batches(
+def test_f_dp_005_a_share_of_a_cadence_is_one_gradient_of_several_micro_batches(
     micro: int | None, expected: list[int]
 ) -> None:
     bench = StepBench(micro=micro)
@@ -82,8 +82,13 @@ def test_a_share_of_a_cadence_is_one_gradient_of_several_micro_batches(
 
     bench.run()
 
+    indices = [int(each) for each in Order(0, 0, 48).indices(0, 12)]
     assert sizes(bench) == expected
-    assert len(bench.sent) == 1
+    assert sorted(chain.from_iterable(bench.computed)) == sorted(indices)
+    (sent,) = bench.sent
+    for block, mean in enumerate(bench.mean(indices)):
+        got = torch.frombuffer(bytearray(sent[block]), dtype=torch.float32)
+        assert torch.allclose(got, mean, rtol=1e-5, atol=1e-7)
     (report,) = bench.member.reports
     assert (report.samples, report.weight) == (12, 12.0)
 
@@ -170,38 +175,8 @@ def test_micro_batches_of_a_step_have_other_rows_each() -> None:
 
 def test_a_share_without_samples_has_no_micro_batch() -> None:
     assert not list(Share(0, ()).pieces(4))
-    assert [
-        sum(map(len, each)) for each in Share(0, (PositionRange(0, 2),), parts=3).pieces(4)
-    ] == [
-        1,
-        1,
-    ]
-
-
-def test_f_dp_005_a_cadences_gradient_is_the_mean_over_all_its_samples() -> None:
-    bench = StepBench()
-    bench.assign((0, 12), end="commit", micro_batches=3, **WINDOW)
-
-    bench.run()
-
-    indices = [int(each) for each in Order(0, 0, 48).indices(0, 12)]
-    assert sorted(chain.from_iterable(bench.computed)) == sorted(indices)
-    for block, expected in enumerate(bench.mean(indices)):
-        sent = torch.frombuffer(bytearray(bench.sent[0][block]), dtype=torch.float32)
-        assert torch.allclose(sent, expected, rtol=1e-5, atol=1e-7)
-
-
-def test_a_step_that_overflowed_on_another_worker_is_committed_and_moves_no_weight() -> None:
-    bench = StepBench()
-    moves = []
-    bench.assign((0, 4), end="commit overflow")
-    bench.assign((4, 8), end="commit")
-
-    for _body in bench.bodies():
-        moves.append((bench.stepper.committed, bench.stepper.try_commit()))
-
-    assert moves == [(True, False), (True, True)]
-    assert bench.member.position.step == 2
+    few = Share(0, (PositionRange(0, 2),), parts=3)
+    assert [sum(map(len, each)) for each in few.pieces(4)] == [1, 1]
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -22,53 +22,31 @@ from torch.utils.data import (
 )
 
 from andon.protocol.records import Cursor, PositionRange
-from andon.protocol.shards import cursor_after, next_batch, shard_of
 from andon_trainer.data.feed import Share
 from andon_trainer.data.feeder import LoaderFeeder
 from andon_trainer.data.stream_digest import StreamRefused
 from andon_trainer.data.stream_feeder import StreamFeeder, feeder_for
 from andon_trainer.data.streams import is_stream
+from unit.andon_trainer import feeding
+from unit.andon_trainer.feeding import BATCH, SEED, as_list, nothing, opened
 from unit.andon_trainer.streams import Counting, Plain, Sized, Skipping
 
-SEED, BATCH = 5, 4
 CPU = torch.device("cpu")
-START = Cursor(0, 0)
-
-
-def as_list(samples: list[Any]) -> list[Any]:
-    return samples
 
 
 def loader_of(stream: Any, **options: Any) -> DataLoader[Any]:
     return DataLoader(stream, **{"batch_size": BATCH, "collate_fn": as_list, **options})
 
 
-def shares(rank: int, world_size: int, start: Cursor = START) -> Iterator[Share]:
-    """A rank's shares of an epoch of unknown length, step after step."""
-    cursor = start
-    while True:
-        batch = next_batch(cursor, BATCH, None)
-        yield Share(cursor.epoch, (shard_of(batch, rank, world_size),), batch=batch)
-        cursor = cursor_after(cursor, batch, None)
-
-
-def nothing() -> Iterator[Share]:
-    return iter(())
+shares = partial(feeding.shares, size=None)
 
 
 @pytest.fixture
 def feeders() -> Iterator[Callable[..., StreamFeeder]]:
-    made: list[StreamFeeder] = []
-
-    def make(stream: Any, micro_batch_size: int | None = None, **options: Any) -> StreamFeeder:
-        made.append(StreamFeeder.from_loader(loader_of(stream, **options), SEED, micro_batch_size))
-        made[-1].open()
-        return made[-1]
-
-    yield make
-    for feeder in made:
-        feeder.close()
-    assert multiprocessing.active_children() == []
+    with opened() as open_:
+        yield lambda stream, micro=None, **options: open_(
+            StreamFeeder.from_loader(loader_of(stream, **options), SEED, micro)
+        )
 
 
 def epoch_of(feeder: StreamFeeder, rank: int, world_size: int, epoch: int = 0) -> list[Any]:

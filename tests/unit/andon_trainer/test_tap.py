@@ -109,18 +109,6 @@ def test_the_last_layer_is_delivered_before_backward_reaches_the_first() -> None
     assert seen_by_first == [0, 1]
 
 
-def test_a_scale_is_one_float32_product() -> None:
-    model = stack(1)
-    plan = plan_model([model])
-    tap, received = GradientTap(plan, CPU), Received()
-
-    tap.arm(received, 1 / 3)
-    model(torch.randn(2, 4)).sum().backward()
-    tap.finish()
-
-    assert torch.equal(received.flats[0], flat_gradients(plan)[0] * torch.tensor(1 / 3))
-
-
 def test_unused_parameters_are_minus_zeros_and_hold_back_what_comes_after() -> None:
     model = stack()
     plan = plan_model([model])
@@ -189,19 +177,6 @@ def test_an_error_of_deliver_surfaces_from_backward_and_ends_the_round() -> None
     tap.finish()
 
     assert received.blocks == [0, 1, 2]
-
-
-def test_buffers_are_used_again() -> None:
-    model = stack(1)
-    tap = GradientTap(plan_model([model]), CPU)
-    places = []
-
-    for _ in range(2):
-        tap.arm(lambda _, flat: places.append(flat.data_ptr()), None)
-        model(torch.randn(2, 4)).sum().backward()
-        tap.finish()
-
-    assert places[0] == places[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
