@@ -51,6 +51,10 @@ def alone(
     return request.param, train_alone(folder, spec, "grains.py").seen
 
 
+one_kind = pytest.mark.parametrize("alone", ["cnn"], indirect=True)
+"""Storms of both kinds go through losses and checkpoints (tests/chaos)."""
+
+
 def answers(seen: dict[str, Any]) -> dict[str, Any]:
     return {name: seen[name] for name in ANSWER}
 
@@ -68,6 +72,7 @@ def test_any_number_of_workers_trains_the_same_bits(
     assert [answers(each) for each in seen] == [answers(expected)] * workers
 
 
+@one_kind
 def test_a_host_of_two_processes_beside_a_worker_trains_the_same_bits(
     tmp_path: Path, alone: tuple[str, dict[str, Any]]
 ) -> None:
@@ -104,6 +109,7 @@ def test_a_host_whose_only_other_worker_is_killed_changes_no_bit(
     assert len(grains) == len(set(grains)) == 6
 
 
+@one_kind
 def test_others_compute_the_batches_of_a_worker_that_dies_evaluating(
     tmp_path: Path, alone: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +128,7 @@ def test_others_compute_the_batches_of_a_worker_that_dies_evaluating(
     assert json.loads(capsys.readouterr().out)["grains_compared"]
 
 
+@one_kind
 def test_a_run_goes_on_from_a_checkpoint_with_fewer_workers(
     tmp_path: Path, alone: tuple[str, dict[str, Any]]
 ) -> None:

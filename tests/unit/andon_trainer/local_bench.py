@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -29,7 +28,7 @@ from andon_trainer.schedules.stepper import StepperGate
 from andon_trainer.script.gates import Audit, gate_optimizer
 from andon_trainer.script.scaling import ScalerGate
 from andon_trainer.state.replica import Replica
-from unit.andon_trainer.step_bench import BATCH, MAX_OVERFLOWS, ScriptedSeat, ranges
+from unit.andon_trainer.step_bench import BATCH, MAX_OVERFLOWS, RoundsBench, ScriptedSeat
 
 __all__ = ["LocalBench"]
 
@@ -100,8 +99,13 @@ class LocalSeat(ScriptedSeat):
         assert self.ends.pop(0) == "void", "the round of a bad value is void"
 
 
-class LocalBench:
-    """One worker's local steps over scripted rounds; the loop body of a script."""
+class LocalBench(RoundsBench):
+    """One worker's local steps over scripted rounds; the loop body of a script.
+
+    A round may also end `void at its end`, or be `lost`, before this worker had anything to send.
+    """
+
+    member: LocalSeat
 
     def __init__(
         self,
@@ -186,26 +190,9 @@ class LocalBench:
         self.cut: Callable[[], None] = lambda: None
         """Called between two steps, where checkpoints are cut."""
         self.member.waited = lambda: None
-        self._rounds = 0
         self.spoil: Callable[[int, torch.Tensor], torch.Tensor] = lambda body, loss: loss
 
-    def assign(
-        self, *positions: tuple[int, int], end: str, attempt: int = 0, **other: Any
-    ) -> Assigned:
-        """Adds a round; `end`: it ends by commit, void, void late, void at its end, or lost."""
-        self._rounds += 1
-        assigned = replace(
-            self.member._work(ranges(*positions)),
-            key=Key(1, 100 + self._rounds),
-            attempt=attempt,
-            **{"epoch": 0, **other},
-        )
-        self.member.assignments.append(assigned)
-        self.member.ends.append(end)
-        return assigned
-
     def bodies(self) -> Iterator[int]:
-        """Runs the script's loop; yields after each body."""
         for body, shard in enumerate(self.stepper.batches(self._between_steps)):
             assert isinstance(shard, Shard)
             state = self.stepper._state
@@ -225,20 +212,10 @@ class LocalBench:
         self.seen.append(self.weights)
         self.cut()
 
-    def run(self) -> None:
-        """Runs the script's loop to its end."""
-        for _body in self.bodies():
-            pass
-
     @property
     def weights(self) -> list[torch.Tensor]:
         """Copies of the model's parameters."""
         return [part.detach().clone() for part in self.model.parameters()]
-
-    @property
-    def sent(self) -> list[dict[int, bytes]]:
-        """Of each round, the bytes of each block."""
-        return self.member.exchange.rounds
 
     def change_of(self, sent: dict[int, bytes]) -> torch.Tensor:
         """What a round sent, as one vector in the layout's order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -37,7 +38,7 @@ from andon_trainer.script.scaling import ScalerGate
 from andon_trainer.state.replica import Replica
 from andon_trainer.timeline import Timeline
 
-__all__ = ["BATCH", "MAX_OVERFLOWS", "StepBench", "ranges"]
+__all__ = ["BATCH", "MAX_OVERFLOWS", "RoundsBench", "StepBench", "ranges"]
 
 BATCH = 12
 MAX_OVERFLOWS = 3
@@ -238,7 +239,43 @@ class ScriptedSeat:
         )
 
 
-class StepBench:
+class RoundsBench(ABC):
+    """One worker over scripted rounds, which it is assigned beforehand."""
+
+    member: ScriptedSeat
+    _rounds = 0
+
+    def assign(
+        self, *positions: tuple[int, int], end: str, attempt: int = 0, **other: Any
+    ) -> Assigned:
+        """Adds a round; `end` says how it ends."""
+        self._rounds += 1
+        assigned = replace(
+            self.member._work(ranges(*positions)),
+            key=Key(1, 100 + self._rounds),
+            attempt=attempt,
+            **{"epoch": 0, **other},
+        )
+        self.member.assignments.append(assigned)
+        self.member.ends.append(end)
+        return assigned
+
+    @abstractmethod
+    def bodies(self) -> Iterator[int]:
+        """Runs the script's loop; yields after each body."""
+
+    def run(self) -> None:
+        """Runs the script's loop to its end."""
+        for _body in self.bodies():
+            pass
+
+    @property
+    def sent(self) -> list[dict[int, bytes]]:
+        """Of each round, the bytes of each block."""
+        return self.member.exchange.rounds
+
+
+class StepBench(RoundsBench):
     """One worker's stepper over scripted rounds; the loop body of a script."""
 
     def __init__(
@@ -288,26 +325,9 @@ class StepBench:
             self.stepper = GrainStepper(parts, self.averager, seed=0, check=lambda: None)
         self.computed: list[list[int]] = []
         """Of each loop body, the samples that it got."""
-        self._rounds = 0
         self.spoil: Callable[[int, torch.Tensor], torch.Tensor] = lambda body, loss: loss
 
-    def assign(
-        self, *positions: tuple[int, int], end: str, attempt: int = 0, **other: Any
-    ) -> Assigned:
-        """Adds a round; `end` says how it ends."""
-        self._rounds += 1
-        assigned = replace(
-            self.member._work(ranges(*positions)),
-            key=Key(1, 100 + self._rounds),
-            attempt=attempt,
-            **{"epoch": 0, **other},
-        )
-        self.member.assignments.append(assigned)
-        self.member.ends.append(end)
-        return assigned
-
     def bodies(self) -> Iterator[int]:
-        """Runs the script's loop; yields after each body."""
         loop = self.stepper.batches(lambda: None)
         for body, shard in enumerate(loop):
             assert isinstance(shard, Shard)
@@ -318,16 +338,6 @@ class StepBench:
             nn.utils.clip_grad_norm_(self.model.parameters(), 1e-3)
             self.stepper.try_commit()
             yield body
-
-    def run(self) -> None:
-        """Runs the script's loop to its end."""
-        for _body in self.bodies():
-            pass
-
-    @property
-    def sent(self) -> list[dict[int, bytes]]:
-        """Of each round, the bytes of each block."""
-        return self.member.exchange.rounds
 
     def mean(self, samples: Sequence[int]) -> list[torch.Tensor]:
         """The gradient of the mean loss over samples, block by block, by plain PyTorch."""

@@ -183,15 +183,6 @@ def test_a_writer_whose_line_went_back_writes_the_steps_from_there_on_again(tmp_
     assert checkpoints.last == tmp_path / "checkpoints/step-00000002"
 
 
-def test_a_resumed_run_that_is_done_takes_no_step(tmp_path: Path) -> None:
-    done = Run(4, run_dir=tmp_path, checkpoint_every=4).train()
-
-    resumed = Run(4, resume=tmp_path / "checkpoints/step-00000004").train()
-
-    assert resumed.drawn == []
-    assert resumed.digest == done.digest
-
-
 def test_a_script_with_other_samples_is_refused_unless_that_is_meant(tmp_path: Path) -> None:
     Run(4, run_dir=tmp_path, checkpoint_every=4).train()
     folder = tmp_path / "checkpoints/step-00000004"

@@ -25,7 +25,7 @@ from andon_trainer.model.layout import plan_model
 from andon_trainer.place.membership import Membership
 from unit.andon_trainer.local_bench import LocalBench
 from unit.andon_trainer.ring_bench import Ring
-from unit.andon_trainer.step_bench import ScriptedSeat, StepBench, decoded
+from unit.andon_trainer.step_bench import RoundsBench, ScriptedSeat, StepBench, decoded
 
 NARROW = [Encoding.INT8_BLOCK, Encoding.INT2_BLOCK, Encoding.TOPK]
 narrow = pytest.mark.parametrize("encoding", NARROW)
@@ -216,7 +216,7 @@ def sent_in(seat: ScriptedSeat) -> list[Floats]:
     ]
 
 
-def sent_by(bench: StepBench | LocalBench) -> list[Floats]:
+def sent_by(bench: RoundsBench) -> list[Floats]:
     """The same, of the rounds of a bench."""
     return sent_in(bench.member)
 

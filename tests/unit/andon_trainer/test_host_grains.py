@@ -15,11 +15,9 @@ from andon.protocol.attestations import NodeOwner
 from andon.protocol.grains import Node, cover
 from andon.protocol.records import PositionRange
 from andon.protocol.shards import merged
-from andon_trainer.errors import HostLost, LineHalted
 from andon_trainer.hosts.dealing import deal_grains
 from unit.andon_trainer.host_bench import HostBench
 from unit.andon_trainer.step_bench import StepBench
-from unit.andon_trainer.test_hosts import HALTED
 
 GRAIN = 2
 """Batches of 12 positions have 6 grains."""
@@ -174,42 +172,3 @@ def test_a_loss_that_is_not_finite_halts_the_line_and_all_is_computed_anew(rank:
     assert host.seat.reported_losses == ["nan"]
     assert len(host.seat.reports) == 1
     assert host.seat.reports[0].weight == 12.0
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_that_fails_in_backward_ends_the_others_of_its_host(rank: int) -> None:
-    class Wrong(torch.autograd.Function):
-        @staticmethod
-        def forward(_context: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(_context: Any, *_gradients: Any) -> Any:
-            raise ArithmeticError("the script's own")
-
-    _, host = benches(2)
-    host.assign((0, 12))
-    host.processes[rank].spoil = lambda body, loss: Wrong.apply(loss) if body == 2 else loss  # type: ignore[no-untyped-call]  # torch's own
-
-    ends = host.run()
-
-    assert isinstance(ends[rank], ArithmeticError)
-    assert isinstance(ends[1 - rank], HostLost)
-
-
-@pytest.mark.parametrize("waits", [2, 3], ids=["before its sums are sent", "after it"])
-def test_a_halt_of_the_line_is_raised_in_every_process(waits: int) -> None:
-    _, host = benches(2)
-    host.assign((0, 12))
-    left = [waits]
-
-    def halt() -> None:
-        left[0] -= 1
-        if not left[0]:
-            raise HALTED
-
-    host.seat.waited = halt
-
-    ends = host.run()
-
-    assert all(isinstance(end, LineHalted) for end in ends)

@@ -224,8 +224,11 @@ def test_any_process_may_stop_the_run(rank: int) -> None:
     assert bench.seat.reports[0].stop_reason == "enough"
 
 
+@pytest.mark.parametrize(("grain", "at"), [(0, 0), (2, 2)], ids=["", "grains"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_that_fails_in_backward_ends_the_others_of_its_host(rank: int) -> None:
+def test_a_process_that_fails_in_backward_ends_the_others_of_its_host(
+    rank: int, grain: int, at: int
+) -> None:
     class Wrong(torch.autograd.Function):
         @staticmethod
         def forward(_context: Any, x: torch.Tensor) -> torch.Tensor:
@@ -235,9 +238,9 @@ def test_a_process_that_fails_in_backward_ends_the_others_of_its_host(rank: int)
         def backward(_context: Any, *_gradients: Any) -> Any:
             raise ArithmeticError("the script's own")
 
-    bench = HostBench()
-    bench.assign((0, 4))
-    bench.processes[rank].spoil = lambda _body, loss: Wrong.apply(loss)  # type: ignore[no-untyped-call]  # torch's own
+    bench = HostBench(grain=grain)
+    bench.assign((0, 12))
+    bench.processes[rank].spoil = lambda body, loss: Wrong.apply(loss) if body == at else loss  # type: ignore[no-untyped-call]  # torch's own
 
     ends = bench.run()
 
@@ -258,12 +261,20 @@ def test_processes_that_make_different_calls_are_told_so_and_do_not_wait() -> No
         assert "process 1 calls line.mean" in str(end)
 
 
-def test_a_halt_of_the_line_is_raised_in_every_process() -> None:
-    bench = HostBench(3)
-    bench.assign((0, 4))
+@pytest.mark.parametrize(
+    ("grain", "waits"),
+    [(0, 1), (2, 2), (2, 3)],
+    ids=["", "before sums of grains are sent", "after it"],
+)
+def test_a_halt_of_the_line_is_raised_in_every_process(grain: int, waits: int) -> None:
+    bench = HostBench(3, grain=grain)
+    bench.assign((0, 12))
+    left = [waits]
 
-    def halt() -> Any:
-        raise HALTED
+    def halt() -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise HALTED
 
     bench.seat.waited = halt
 

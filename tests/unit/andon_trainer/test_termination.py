@@ -80,15 +80,7 @@ def test_a_handler_that_the_script_sets_later_stays_in_place() -> None:
     assert signal.getsignal(signal.SIGTERM) is mine
 
 
-def test_a_process_that_ignores_sigterm_goes_on_ignoring_it() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-    installed()
-
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
-
-
-def test_a_process_that_ignores_sigterm_hears_of_a_notice_all_the_same() -> None:
+def test_a_process_that_ignores_sigterm_goes_on_so_and_hears_of_a_notice_all_the_same() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     told: list[str] = []
 
@@ -97,20 +89,13 @@ def test_a_process_that_ignores_sigterm_hears_of_a_notice_all_the_same() -> None
         return True
 
     termination = installed(wake)
+    handler = signal.getsignal(signal.SIGTERM)
 
     termination.ask("a notice")
     termination.remove()
 
+    assert handler == signal.SIG_IGN
     assert (told, termination.why) == (["a notice"], "a notice")
-
-
-def test_whoever_closes_the_line_has_the_old_handler_back() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    termination = installed()
-
-    termination.remove()
-
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_line_of_another_thread_leaves_signals_alone() -> None:

@@ -324,26 +324,6 @@ def test_callbacks_are_told_of_every_checkpoint_also_of_the_last_steps(tmp_path:
     assert [folder.name for folder in report.checkpoints] == names
 
 
-def test_dropout_differs_between_ranks_and_steps_and_is_the_same_in_each_run() -> None:
-    masks: list[torch.Tensor] = []
-
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(5, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            masks.append(F.dropout(torch.ones(40), 0.5))
-            return self.layer(x)  # type: ignore[no-any-return]  # untyped call
-
-    for _ in range(2):
-        trainer(model=Masked).fit(Fit(batch_size=8, micro_batch_size=4, steps=2, seed=5))
-
-    first, second = masks[:4], masks[4:]
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert len({tuple(mask.tolist()) for mask in first}) == 4
-
-
 @dataclass
 class Pair:
     x: torch.Tensor
