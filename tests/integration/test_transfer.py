@@ -326,6 +326,8 @@ def attends(*, attends: bool) -> Assigned:
         # The worker that has the state of this one may go on.
         (replace(BESIDE, beside_training=False), Dismissed("notice"), False),
         (BESIDE, Dismissed("notice"), False),
+        # Unless the run is over for that one, too: it may never ask for the state.
+        (replace(BESIDE, beside_training=False), Dismissed("it is over", "drained"), True),
     ],
 )
 def test_what_ends_a_transfer_for_one_of_its_ends(

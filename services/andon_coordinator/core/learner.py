@@ -6,7 +6,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from andon.protocol.records import Key
-from andon_coordinator.core.events import StandingRequest
+from andon_coordinator.core.events import (
+    ScalarAllReduceArrived,
+    StandingRequest,
+    WorkRequested,
+)
 
 __all__ = ["Learning"]
 
@@ -47,6 +51,8 @@ class Learning:
     """The last such round that it had heard of when it asked for work."""
     next: StandingRequest | None = None
     """What it asks for once the round is committed that it holds the averages of."""
+    waits_for: ScalarAllReduceArrived | WorkRequested | None = None
+    """What its script waits for that others do: a number's mean, or the end of an epoch."""
     patience_until: float | None = None
     """The next round waits so long for it at most; None: not at all."""
     waits_since: float | None = None

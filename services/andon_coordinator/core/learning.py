@@ -15,11 +15,12 @@ for it: it is on no roster, and `Members` counts it neither as in sync nor as be
 
 It arrives in one of two ways. If it holds the averages of the open round when that is committed,
 and has asked for the step after it, it is on the next roster as everybody else (`arrive`). Or it
-asks for work at the line's head when no round is open (`admit`). If a round that it attends becomes
-void, it asks again: its script may stand anywhere in that round, and nobody waits for that, unless
-the others are too few to go on. A learner that is one step behind, and may be about to ask, gets
-one chance for that: the next round opens a little later (`Learning.give_chance`), and the wait for
-each further chance is twice as many steps.
+asks for work at the line's head when no round is open (`admit`); it may also wait there for what
+only workers in sync bring about, such as a mean, while none of them is left (`admit_alone`). If a
+round that it attends becomes void, it asks again: its script may stand anywhere in that round, and
+nobody waits for that, unless the others are too few to go on. A learner that is one step behind,
+and may be about to ask, gets one chance for that: the next round opens a little later
+(`Learning.give_chance`), and the wait for each further chance is twice as many steps.
 
 A spare goes on learning after it has caught up, as long as the line has all its workers: `spares`.
 
@@ -62,6 +63,7 @@ from andon_coordinator.core.transfers import StateTransfer
 
 __all__ = [
     "admit",
+    "admit_alone",
     "arrive",
     "awaits_snapshot",
     "begin",
@@ -240,6 +242,7 @@ def work_requested(core: CoreState, member: LineMember, event: WorkRequested) ->
     if core.stop_reason:
         core.shut_down_member(member)
         return
+    learning.waits_for = event if event.leaves_epoch else None
     # A wish to leave the epoch does not count; the learner hears of the MARK that ends it.
     if not learning.installed or event.head is None or event.leaves_epoch:
         return
@@ -279,7 +282,9 @@ def number_arrived(core: CoreState, member: LineMember, event: ScalarAllReduceAr
     """A learner has a number to average; if it follows, it hears what the others averaged."""
     learning = member.learning
     assert learning is not None
-    if not learning.follows:
+    if learning.follows:
+        learning.waits_for = event
+    else:
         syncing.answer_alone(core, member, event)
 
 
@@ -321,6 +326,31 @@ def admit(core: CoreState) -> None:
         if here and (not member.spare or spares.takes_place(core, member)):
             _let_in(core, member)
     spares.call_in(core)
+
+
+def admit_alone(core: CoreState) -> list[tuple[LineMember, ScalarAllReduceArrived | WorkRequested]]:
+    """Lets learners in that wait at the line's head for the others, of whom nobody is left.
+
+    Returns:
+        Those that are in sync now, and what each waits for.
+    """
+    head = core.chain.head
+    if head is None or core.members.in_sync_count(head) or core.members.any_in_grace:
+        return []
+    found = []
+    for member in core.members.learners():
+        learning = member.learning
+        assert learning is not None
+        waits_for = learning.waits_for
+        if waits_for is None or not learning.installed or waits_for.head != head:
+            continue
+        # At the run's end it takes nobody's place.
+        if member.spare and not (core.stop_reason or spares.takes_place(core, member)):
+            continue
+        member.head, member.held = head, None
+        _let_in(core, member)
+        found.append((member, waits_for))
+    return found
 
 
 def worth_waiting(core: CoreState) -> bool:

@@ -24,6 +24,7 @@ from andon_coordinator.core import (
     overlap,
     spares,
     standing,
+    steps,
     syncing,
     verifying,
 )
@@ -36,6 +37,7 @@ from andon_coordinator.core.effects import (
     SaveDeparture,
     Skip,
 )
+from andon_coordinator.core.events import WorkRequested
 from andon_coordinator.core.join_checks import refusal_of_an_ended_run
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import PendingRecord, StepRound
@@ -60,13 +62,25 @@ def go_on(core: CoreState) -> None:
         core.enter(Trigger.DRAIN_BEGAN)
     if _finished(core):
         _complete(core)
-    elif core.stop_reason:
+        return
+    _admit_alone(core)
+    if core.stop_reason:
         if not core.members.live_count:
             _wait_or_halt(core)  # No worker has left with the run's weights yet.
     else:
         late.look(core)
         if core.round is None and core.keys.saved and core.going_back is None:
             _go_on_training(core)
+
+
+def _admit_alone(core: CoreState) -> None:
+    """Learners that wait for others, of whom none is left, get what they wait for."""
+    for member, waits_for in learning.admit_alone(core):
+        if isinstance(waits_for, WorkRequested):
+            steps.work_requested(core, member, waits_for)
+        else:
+            # It had no part in what the others have computed: this is not their mean.
+            syncing.answer_alone(core, member, waits_for, lost=True)
 
 
 def _go_on_training(core: CoreState) -> None:

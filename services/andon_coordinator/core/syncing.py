@@ -13,6 +13,7 @@ all-reduce.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import Key
@@ -231,10 +232,15 @@ def _keep_for_audits(core: CoreState, mean: ScalarAllReduceMean) -> None:
             core.emit(SaveSteered(core.chain.step, *kept))
 
 
-def answer_alone(core: CoreState, member: LineMember, event: ScalarAllReduceArrived) -> None:
-    """Gives a worker its own number back: it takes part in no scalar all-reduce of the line."""
-    part = event.value, event.weight, event.data
-    _answer(core, member, event.head, own_mean(event.sequence, part))
+def answer_alone(
+    core: CoreState, member: LineMember, event: ScalarAllReduceArrived, *, lost: bool = False
+) -> None:
+    """Gives a worker its own number back: it takes part in no scalar all-reduce of the line.
+
+    If those that took part are `lost`, the answer says that it is of none of them.
+    """
+    mean = own_mean(event.sequence, (event.value, event.weight, event.data))
+    _answer(core, member, event.head, replace(mean, contributors=0) if lost else mean)
 
 
 def close_scalar_all_reduces(core: CoreState) -> None:

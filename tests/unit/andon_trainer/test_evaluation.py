@@ -166,6 +166,7 @@ def test_persistent_processes_stay_from_one_evaluation_to_the_next_until_the_end
 
 
 ROUND = Key(1, 7)
+LATER = Key(1, 8)
 
 
 def test_a_mean_that_lacks_a_lost_workers_samples_names_them_once(
@@ -173,14 +174,15 @@ def test_a_mean_that_lacks_a_lost_workers_samples_names_them_once(
 ) -> None:
     coverage = Coverage()
 
-    assert not coverage.lacks(1)  # nothing was shared out
+    assert not coverage.lacks(1, ROUND)  # nothing was shared out
     assert coverage.place(2, 3, ROUND) == EvaluationShare(2, 3)
     coverage.divided(SIZE)
-    assert not coverage.lacks(3)
-    assert coverage.lacks(2)
+    assert not coverage.lacks(3, ROUND)
+    assert not coverage.lacks(2, LATER)  # of a later step: a worker that came since has no share
+    assert coverage.lacks(2, ROUND)
     coverage.lost([0, 2], ROUND)
 
-    assert not coverage.lacks(2)  # a gather of the same evaluation
+    assert not coverage.lacks(2, ROUND)  # a gather of the same evaluation
     assert not coverage.complete
     assert len(caplog.messages) == 1
     assert "divided a loader among 3: 8 of 23 (from 8 on, those of rank 1)" in caplog.text
@@ -191,8 +193,8 @@ def test_the_workers_that_are_left_divide_everything_until_there_is_a_new_roster
     coverage.place(2, 3, ROUND)
     coverage.lost([0, 2], ROUND)
 
-    again, complete = coverage.place(2, 3, ROUND), not coverage.lacks(2)
-    later = coverage.place(1, 3, Key(1, 8))
+    again, complete = coverage.place(2, 3, ROUND), not coverage.lacks(2, ROUND)
+    later = coverage.place(1, 3, LATER)
 
     assert (again, complete, later) == (EvaluationShare(1, 2), True, EvaluationShare(1, 3))
 
@@ -201,6 +203,6 @@ def test_a_worker_that_only_attends_sees_what_the_others_divide() -> None:
     coverage = Coverage()
 
     assert coverage.place(None, 3, ROUND) == EvaluationShare(0, 3)
-    assert coverage.lacks(2)
+    assert coverage.lacks(2, ROUND)
     coverage.lost([1, 2], ROUND)
     assert coverage.place(None, 3, ROUND) == EvaluationShare(0, 2)

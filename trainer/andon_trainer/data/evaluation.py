@@ -10,7 +10,7 @@ again, is divided among them: no new roster is known before the next step.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -56,6 +56,8 @@ class Coverage:
         """Whether all means since the last split covered every share of it."""
         self._ranks: tuple[int, ...] = ()
         """The ranks that have a share."""
+        self._at: Key | None = None
+        """The round after which they got it; None: before the first one."""
         self._units: int | None = None
         """Number of samples, or of batches, that were divided; None: of a stream."""
         self._round: Key | None = None
@@ -68,20 +70,32 @@ class Coverage:
 
         `rank` of None: it is not one of them, and sees what they do. Its place is the first one's.
         """
-        self.complete = True
+        self.complete, self._at = True, round_
         known = round_ is not None and round_ == self._round
         known = known and (rank is None or rank in self._left)
         self._ranks = self._left if known else tuple(range(world_size))
         number = 0 if rank is None else self._ranks.index(rank)
         return EvaluationShare(number, len(self._ranks))
 
+    def has_share(self, rank: int, round_: Key) -> bool:
+        """Whether a worker that was not on a round's roster is one of those that are left."""
+        return round_ == self._round and rank in self._left
+
     def divided(self, units: int | None) -> None:
         """Notes what a loader's split divided."""
         self._units = units
 
-    def lacks(self, contributors: int) -> bool:
-        """Whether a mean has fewer contributors than there are shares."""
-        lacks = contributors < len(self._ranks)
+    def lacks(self, contributors: int | Collection[int], round_: Key | None) -> bool:
+        """Whether a mean has fewer contributors than there are shares.
+
+        `contributors` are their ranks, or how many they are.
+
+        A mean after a later round is of something else. A worker that came since has split nothing,
+        and whoever asks who is left makes a call that all others make, too.
+        """
+        if not isinstance(contributors, int):
+            contributors = len(set(contributors).intersection(self._ranks))
+        lacks = round_ == self._at and contributors < len(self._ranks)
         # It stays so until the next split: a gather of what is left does not make it whole.
         self.complete = self.complete and not lacks
         return lacks

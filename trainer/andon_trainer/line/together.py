@@ -69,8 +69,7 @@ class Together:
         self.coverage.divided(units)
         # A worker that learns has no share: what it computes counts for nothing, and the results
         # are the others'. It gets a batch, so that the script has something to compute.
-        attends = assigned is not None and assigned.attends
-        return islice(batches, 1) if attends else batches
+        return islice(batches, 1) if self._attends(assigned) else batches
 
     def _whole_batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """This worker's batches, and what others are lost with; then all workers' tallies."""
@@ -100,7 +99,7 @@ class Together:
         session, tallies = self._session, self._tallies
         seeds = GrainSeeds(session.worker.config.seed)
         assigned = session.member.position.assigned
-        attends = assigned is not None and assigned.attends
+        attends = self._attends(assigned)
         place = self._place(assigned)
         for number, batch in batches.deal(place, missing):
             # A worker that learns computes one, so that its script has something to do.
@@ -117,7 +116,7 @@ class Together:
                 self._compare(session.member, told)
             for each in told:
                 tallies.take(each)
-            if self.coverage.lacks(len(found)):
+            if self.coverage.lacks(found, assigned.key):
                 self.coverage.shrink(list(found), assigned.key)
 
     def _place(self, assigned: Assigned | None) -> EvaluationShare:
@@ -129,10 +128,16 @@ class Together:
         """
         if assigned is None:
             return self.coverage.place(0, 1, None)
-        rank = None if assigned.attends else assigned.rank
+        rank = None if self._attends(assigned) else assigned.rank
         place = self.coverage.place(rank, assigned.world_size, assigned.key)
         host = self._session.worker.host
         return place if host is None else replace(place, part=host.rank, parts=host.size)
+
+    def _attends(self, assigned: Assigned | None) -> bool:
+        """Whether this worker only sees what others evaluate, of whom somebody is left."""
+        if assigned is None or not assigned.attends:
+            return False
+        return not self.coverage.has_share(assigned.rank, assigned.key)
 
     def _compare(self, member: AuditMember, told: Sequence[bytes]) -> None:
         """Compares what was recomputed with what the line's workers told, which takes its place.
@@ -248,10 +253,11 @@ class Together:
         except RunOver as over:
             self._warn_of_being_alone(over)
             return value if weight else math.nan
-        if self.coverage.lacks(contributors):
+        assigned = self._session.member.position.assigned
+        round_ = assigned.key if assigned else None
+        if self.coverage.lacks(contributors, round_):
             # The answer is the same on every worker that is left, so all of them ask.
-            assigned = self._session.member.position.assigned
-            self.coverage.lost(self._ranks_left(), assigned.key if assigned else None)
+            self.coverage.lost(self._ranks_left(), round_)
         return mean
 
     def _gather(self, value: Any) -> list[Any]:
@@ -260,7 +266,7 @@ class Together:
         if assigned is None:
             return [unpack(pack(value))]  # See `_place`: it evaluates everything.
         found = self._gather_bytes(pack(value))
-        if self.coverage.lacks(len(found)):
+        if self.coverage.lacks(found, assigned.key):
             self.coverage.lost(list(found), assigned.key)
         return [unpack(each) for parts in found.values() for each in parts]
 

@@ -116,10 +116,10 @@ class ControlStream:
         """Calls `act` once this transfer is over for the coordinator; None: never any more.
 
         It is over when the stream ends, and when the coordinator assigns a round or begins another
-        transfer: the receiver has reported then, whether it took the state or not. For its receiver
-        it is over, too, once that is dismissed. A transfer that is sent beside training is over
-        when the stream ends, and when another one of its kind begins: the receiver is gone then.
-        `act` is called from any thread.
+        transfer: the receiver has reported then, whether it took the state or not. It is over, too,
+        for its receiver once that is dismissed, and for both ends once the run is over. A transfer
+        that is sent beside training is over when the stream ends, and when another one of its kind
+        begins: the receiver is gone then. `act` is called from any thread.
         """
         if transfer_id in self._sending:
             self._sending[transfer_id] = act
@@ -327,8 +327,9 @@ class ControlStream:
                 self._assigned = event
                 # One that this worker only attends ends nothing: its state may be on its way.
                 self._end_transfer(event)
-            case Dismissed() if self._receives:
-                # Its sender may be gone, and nobody else sends any more.
+            case Dismissed(stop_reason=over) if over or self._receives:
+                # Its sender may be gone, and nobody else sends any more. A receiver is gone, too,
+                # once the run is over.
                 self._end_transfer(None)
 
     def _end_sending(self, by: int) -> None:
