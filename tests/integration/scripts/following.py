@@ -100,12 +100,23 @@ def evaluate(line: Line, model: nn.Module) -> float:
     return line.mean(total / max(count, 1), count)
 
 
+def await_ahead(line: Line, steps: int) -> None:
+    """Waits until the member in slot 0 is so many steps ahead."""
+    where = Path(sys.argv[2]).with_name("out-0.at")
+    while int(where.read_text() or 0) < line.step + steps:
+        time.sleep(0.01)
+
+
 def pause(line: Line, spec: dict[str, Any], bodies: int) -> None:
     """Makes members slow, and a learner at first slower."""
     if spec["slot"] in spec["slow"]:
         time.sleep(spec["pace_s"])
+    if spec["slot"] == 0:
+        Path(sys.argv[2]).with_suffix(".at").write_text(str(line.step))
     if line.rank == line.world_size:
         Path(sys.argv[2]).with_suffix(".attends").touch()
+        if not bodies:
+            await_ahead(line, spec.get("ahead", 0))
         if bodies < spec["tarries"]:
             time.sleep(spec["pace_s"] * 8)
 
