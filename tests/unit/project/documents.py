@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-__all__ = ["PROTOCOL", "ROOT", "Document", "documents", "protocol"]
+__all__ = ["DOCUMENTS", "PROTOCOL", "ROOT", "Document", "protocol"]
 
 ROOT = Path(__file__).resolve().parents[3]
 PROTOCOL = (
@@ -25,7 +25,7 @@ _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Document:
     """One Markdown file."""
 
@@ -36,22 +36,25 @@ class Document:
         """Its path from the root."""
         return str(self.path.relative_to(ROOT))
 
-    @property
+    @cached_property
     def text(self) -> str:
         """All of it."""
         return self.path.read_text("utf-8")
 
+    @cached_property
     def links(self) -> list[str]:
         """Targets of its links that lead into the project."""
         prose = _CODE.sub("", _FENCE.sub("", self.text))
         return [link for link in _LINK.findall(prose) if "://" not in link]
 
-    def code(self) -> Iterator[str]:
+    @cached_property
+    def code(self) -> list[str]:
         """Lines of its blocks of code, then its words of code."""
-        for block in _FENCE.findall(self.text):
-            yield from (line.strip() for line in block.splitlines()[1:-1])
-        yield from _CODE.findall(_FENCE.sub("", self.text))
+        blocks = [block.splitlines()[1:-1] for block in _FENCE.findall(self.text)]
+        words = _CODE.findall(_FENCE.sub("", self.text))
+        return [*(line.strip() for block in blocks for line in block), *words]
 
+    @cached_property
     def anchors(self) -> set[str]:
         """What a link's `#part` may be, as GitHub makes it of headings."""
         headings = _HEADING.findall(_FENCE.sub("", self.text))
@@ -64,8 +67,11 @@ def protocol() -> str:
     return "\n".join((ROOT / f"docs/{page}.md").read_text("utf-8") for page in PROTOCOL)
 
 
-def documents() -> list[Document]:
-    """Every Markdown file of the project that a reader is sent to."""
+def _documents() -> tuple[Document, ...]:
     paths = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("conformance/*.md")]
     paths += [*ROOT.glob("clients/*.md"), *ROOT.glob("clients/*/*.md")]
-    return [Document(path) for path in sorted(paths)]
+    return tuple(Document(path) for path in sorted(paths))
+
+
+DOCUMENTS = _documents()
+"""Every Markdown file of the project that a reader is sent to."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import promql_parser
-import pytest
 import yaml
 
 from andon_coordinator.core.effects import LineState
@@ -20,7 +20,7 @@ from andon_grafana.panels import Column, Curve, Lanes, Panel, Query, Table
 from andon_grafana.queries import panel_queries
 from andon_grafana.running import STATES
 from andon_trainer.telemetry import PATHS as EXCHANGE_PATHS
-from unit.project.documents import ROOT, Document
+from unit.project.documents import DOCUMENTS, ROOT
 
 DISCOVERED = {"run", "worker", "reducer"}
 """Labels that the service's discovery gives to whom it names."""
@@ -52,7 +52,7 @@ PLACED = [
 ]
 PANELS = [panel for panel, _ in PLACED]
 MARKS = [mark for board in BOARDS for mark in board.marks]
-every_panel = pytest.mark.parametrize("panel", PANELS, ids=lambda panel: str(panel.title))
+ASKED = [(panel, query) for panel in PANELS for query in panel.queries]
 
 
 @dataclass(frozen=True)
@@ -82,37 +82,31 @@ def known() -> dict[str, set[str]]:
             series.setdefault(name, set()).update(metric.labels)
             if name.endswith("_bucket"):
                 series[name] = metric.labels | {"le"}
-    rules = yaml.safe_load((ROOT / "docker/prometheus/alerts.yml").read_text("utf-8"))
-    for group in rules["groups"]:
-        series |= {rule["record"]: set() for rule in group["rules"] if "record" in rule}
-    return series
+    return series | {rule["record"]: set() for rule in rules() if "record" in rule}
 
 
-DRAWN = [panel for panel in PANELS if isinstance(panel, Curve) and panel.thresholds]
+@cache
+def rules() -> list[dict[str, Any]]:
+    """What Prometheus records, and when it alerts."""
+    groups = yaml.safe_load((ROOT / "docker/prometheus/alerts.yml").read_text("utf-8"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
 
 
-@pytest.mark.parametrize("panel", DRAWN, ids=lambda panel: str(panel.title))
-def test_a_curves_dashed_line_is_where_the_alert_of_its_page_looks_up(panel: Curve) -> None:
-    rules = yaml.safe_load((ROOT / "docker/prometheus/alerts.yml").read_text("utf-8"))
-    [expr] = [
-        rule["expr"]
-        for group in rules["groups"]
-        for rule in group["rules"]
-        if panel.see == f"docs/runbooks/{rule.get('alert')}.md"
-    ]
+def test_a_curves_dashed_line_is_where_the_alert_of_its_page_looks_up() -> None:
+    pages = {f"docs/runbooks/{rule.get('alert')}.md": rule["expr"] for rule in rules()}
+    drawn = [panel for panel in PANELS if isinstance(panel, Curve) and panel.thresholds]
 
-    assert {value for value, _color in panel.thresholds} <= {
-        float(number) for number in re.findall(r"> ([0-9.]+)", expr)
-    }
+    assert drawn
+    for panel in drawn:
+        looked_up = {float(number) for number in re.findall(r"> ([0-9.]+)", pages[panel.see])}
+        assert {value for value, _color in panel.thresholds} <= looked_up, panel.title
 
 
-@every_panel
-def test_a_title_fits_its_panel(panel: Panel) -> None:
-    assert len(panel.title) <= 36
+def test_a_title_fits_its_panel_and_is_that_of_no_other() -> None:
+    titles = [panel.title for panel in PANELS]
 
-
-def test_a_panel_is_in_one_dashboard() -> None:
-    assert len({panel.title for panel in PANELS}) == len(PANELS)
+    assert [title for title in titles if len(title) > 36] == []
+    assert len(set(titles)) == len(titles)
 
 
 def filled(expr: str) -> str:
@@ -176,30 +170,24 @@ def name_of(panel: Panel, query: Query) -> str:
 # What is asked
 
 
-@pytest.mark.parametrize(("panel", "board"), PLACED, ids=lambda each: getattr(each, "title", each))
-def test_a_panel_asks_for_series_of_its_runs_that_exist_with_labels_that_they_have(
-    panel: Panel, board: str
-) -> None:
+def test_panels_and_annotations_ask_for_series_that_exist_with_labels_that_they_have() -> None:
     series = known()
 
-    for query in panel.queries:
-        asked = selectors(filled(query.expr))
-        assert asked, query.expr
+    for each in (*(query for _, query in ASKED), *MARKS):
+        asked = selectors(filled(each.expr))
+        assert asked, each.expr
         for selector in asked:
-            matchers = {each.name: each.value for each in selector.matchers.matchers}
-            assert selector.name in series, f"{panel.title} asks for {selector.name}"
-            assert matchers.keys() <= DISCOVERED | series[selector.name], query.expr
-            assert matchers["run"] == SELECTED[board], f"{panel.title} is of other runs"
+            matchers = {matcher.name for matcher in selector.matchers.matchers}
+            assert selector.name in series, each.expr
+            assert matchers <= DISCOVERED | series[selector.name], each.expr
 
 
-def test_the_annotations_ask_for_series_that_exist() -> None:
-    series = known()
-
-    for mark in MARKS:
-        for selector in selectors(filled(mark.expr)):
-            matchers = {each.name for each in selector.matchers.matchers}
-            assert selector.name in series
-            assert matchers <= DISCOVERED | series[selector.name], mark.expr
+def test_a_panel_asks_for_the_runs_that_its_dashboard_selects() -> None:
+    for panel, board in PLACED:
+        for query in panel.queries:
+            for selector in selectors(filled(query.expr)):
+                matchers = {each.name: each.value for each in selector.matchers.matchers}
+                assert matchers["run"] == SELECTED[board], f"{panel.title} is of other runs"
 
 
 def test_every_documented_metric_is_in_a_panel_or_has_a_reason_not_to_be() -> None:
@@ -232,20 +220,18 @@ def test_every_path_of_an_exchange_has_a_number() -> None:
 # How it is named and measured
 
 
-@every_panel
-def test_a_series_is_aggregated_by_what_its_legend_shows(panel: Panel) -> None:
-    for query in panel.queries:
+def test_a_series_is_aggregated_by_what_its_legend_shows() -> None:
+    for panel, query in ASKED:
         labels = labels_of(promql_parser.parse(filled(query.expr)))
 
         assert labels == shown_labels(panel, query), query.expr
 
 
-@every_panel
-def test_no_two_queries_of_a_panel_have_one_legend(panel: Panel) -> None:
-    legends = [query.legend for query in panel.queries]
-
-    assert len(set(legends)) == len(legends)
-    assert all(legends) or len(legends) == 1
+def test_no_two_queries_of_a_panel_have_one_legend() -> None:
+    for panel in PANELS:
+        legends = [query.legend for query in panel.queries]
+        assert len(set(legends)) == len(legends), panel.title
+        assert all(legends) or len(legends) == 1, panel.title
 
 
 def _unit(panel: Panel, query: Query) -> str:
@@ -253,59 +239,58 @@ def _unit(panel: Panel, query: Query) -> str:
     return unit
 
 
-@every_panel
-def test_a_rate_is_called_a_rate(panel: Panel) -> None:
-    for query in panel.queries:
+def test_a_rate_is_called_a_rate() -> None:
+    for panel, query in ASKED:
         # The buckets of a quantile are rates, too, and the quantile is not.
         if not _A_RATE.match(query.expr):
             continue
         if "_seconds_sum" in query.expr or "andon_rank_exchange_seconds" in query.expr:
             assert "art of the time" in name_of(panel, query), panel.title
-            assert _unit(panel, query) == "percentunit"
+            assert _unit(panel, query) == "percentunit", panel.title
         elif "_seconds_total" in query.expr:
-            assert _unit(panel, query) in ("suffix:cores", "suffix:threads")
+            assert _unit(panel, query) in ("suffix:cores", "suffix:threads"), panel.title
         else:
             assert "a second" in name_of(panel, query), panel.title
-            assert _unit(panel, query) == "Bps" or _unit(panel, query).endswith("/s")
+            unit = _unit(panel, query)
+            assert unit == "Bps" or unit.endswith("/s"), panel.title
 
 
-@every_panel
-def test_what_grew_is_called_in_the_time_shown(panel: Panel) -> None:
-    named: dict[str, bool] = {}
-    for query in panel.queries:
-        name = name_of(panel, query)
+def test_what_grew_is_called_in_the_time_shown() -> None:
+    named: dict[tuple[str, str], bool] = {}
+    for panel, query in ASKED:
+        name = panel.title, name_of(panel, query)
         named[name] = named.get(name, False) or "$__range" in query.expr
 
     for name, grew in named.items():
-        assert grew == name.endswith(", in the time shown"), name
+        assert grew == name[1].endswith(", in the time shown"), name
 
 
-@every_panel
-def test_the_unit_is_that_of_the_metric(panel: Panel) -> None:
-    for query in panel.queries:
+def test_the_unit_is_that_of_the_metric() -> None:
+    for panel, query in ASKED:
         names = {each.name or "" for each in selectors(filled(query.expr))}
         unit = _unit(panel, query)
         if all(name.endswith("_ratio") for name in names):
-            assert unit == "percentunit"
+            assert unit == "percentunit", panel.title
         if all(name.endswith("_bytes") for name in names):
-            assert unit == "bytes"
+            assert unit == "bytes", panel.title
         if all(name.endswith("_bytes_total") for name in names):
-            assert unit == ("bytes" if "$__range" in query.expr else "Bps")
+            assert unit == ("bytes" if "$__range" in query.expr else "Bps"), panel.title
         if "histogram_quantile" in query.expr or "timestamp_seconds" in query.expr:
-            assert unit == "s"
+            assert unit == "s", panel.title
 
 
 # What it says
 
 
-@every_panel
-def test_a_panel_says_in_sentences_what_it_shows_and_where_more_is_said(panel: Panel) -> None:
-    page, _, anchor = panel.see.partition("#")
+def test_a_panel_says_in_sentences_what_it_shows_and_where_more_is_said() -> None:
+    anchors = {document.name: document.anchors for document in DOCUMENTS}
 
-    assert panel.tells.endswith("."), panel.title
-    assert len(panel.tells) > 40, panel.title
-    assert (ROOT / page).is_file(), panel.see
-    assert not anchor or anchor in Document(ROOT / page).anchors(), panel.see
+    for panel in PANELS:
+        page, _, anchor = panel.see.partition("#")
+        assert panel.tells.endswith("."), panel.title
+        assert len(panel.tells) > 40, panel.title
+        assert page in anchors, panel.see
+        assert not anchor or anchor in anchors[page], panel.see
 
 
 # For those who ask a real Prometheus

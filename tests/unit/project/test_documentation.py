@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
-from pathlib import Path
+from collections.abc import Iterator
 from xml.etree import ElementTree
 
-import pytest
 from metrics_tables import process, service, table_of, worker
 
 from andon_cli.help import help_text
@@ -15,7 +14,7 @@ from andon_cli.verbs import VERBS
 from andon_conformance.config import build_parser as conformance_parser
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.state import TRANSITIONS
-from unit.project.documents import ROOT, Document, documents
+from unit.project.documents import DOCUMENTS, ROOT, Document
 
 _PACKAGES = {
     "andon_conformance",
@@ -33,9 +32,7 @@ _PARTS_OF_A_HISTOGRAM = re.compile(r"_(bucket|sum|count)$")
 
 DRAWINGS = sorted(path for path in (ROOT / "docs/assets").glob("*.svg") if path.stem != "logo")
 
-every_document = pytest.mark.parametrize(
-    "document", documents(), ids=lambda document: str(document.name)
-)
+_BY_PATH = {document.path: document for document in DOCUMENTS}
 
 
 def _help_of_conformance() -> str:
@@ -45,15 +42,29 @@ def _help_of_conformance() -> str:
     return "".join(each.format_help() for each in (parser, *verbs[0].choices.values()))
 
 
-@every_document
-def test_every_link_of_a_document_leads_somewhere(document: Document) -> None:
-    for link in document.links():
-        path, _, anchor = link.partition("#")
-        target = (document.path.parent / path).resolve() if path else document.path
+def _wrong_link(document: Document, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = (document.path.parent / path).resolve() if path else document.path
+    if not target.exists():
+        return True
+    to = _BY_PATH.get(target) or Document(target)
+    return bool(anchor) and target.suffix == ".md" and anchor not in to.anchors
 
-        assert target.exists(), f"{document.name} links to {link}, which does not exist"
-        if anchor and target.suffix == ".md":
-            assert anchor in Document(target).anchors(), f"{document.name}: no heading for {link}"
+
+def _coded() -> Iterator[tuple[str, str]]:
+    """Each line or word of code, after the name of its document."""
+    return ((document.name, code) for document in DOCUMENTS for code in document.code)
+
+
+def test_every_link_of_a_document_leads_somewhere() -> None:
+    wrong = [
+        f"{document.name} links to {link}: no such file or heading"
+        for document in DOCUMENTS
+        for link in document.links
+        if _wrong_link(document, link)
+    ]
+
+    assert wrong == []
 
 
 def test_the_home_page_changes_a_loop_as_the_readme_does() -> None:
@@ -66,63 +77,54 @@ def test_the_home_page_changes_a_loop_as_the_readme_does() -> None:
     assert home == read
 
 
-@pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: drawing.stem)
-def test_every_drawing_is_shown_has_a_title_and_a_dark_form(drawing: Path) -> None:
-    root = ElementTree.parse(drawing).getroot()
+def test_every_drawing_is_shown_has_a_title_and_a_dark_form() -> None:
     shown = {
-        (document.path.parent / link).resolve()
-        for document in documents()
-        for link in document.links()
+        (document.path.parent / link).resolve() for document in DOCUMENTS for link in document.links
     }
 
-    assert drawing in shown
-    assert root.findtext("{*}title")
-    assert "prefers-color-scheme: dark" in (root.findtext("{*}style") or "")
+    assert set(DRAWINGS) <= shown
+    for drawing in DRAWINGS:
+        root = ElementTree.parse(drawing).getroot()
+        assert root.findtext("{*}title"), drawing
+        assert "prefers-color-scheme: dark" in (root.findtext("{*}style") or ""), drawing
 
 
-@every_document
-def test_every_file_that_a_document_names_exists(document: Document) -> None:
-    for code in document.code():
+def test_every_file_that_a_document_names_exists() -> None:
+    for name, code in _coded():
         if _PATH.fullmatch(code):
-            assert list(ROOT.glob(code.rstrip("/"))), f"{document.name} names {code}"
+            assert list(ROOT.glob(code.rstrip("/"))), f"{name} names {code}"
 
 
-@every_document
-def test_every_make_target_that_a_document_names_exists(document: Document) -> None:
+def test_every_make_target_that_a_document_names_exists() -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
-    for code in document.code():
+    for name, code in _coded():
         call = re.match(r"(?:\$ )?(?:[A-Z_]+=\S+ )*make ([a-z-]+)", code)
         if call:
-            assert call.group(1) in targets, f"{document.name} says `{code}`"
+            assert call.group(1) in targets, f"{name} says `{code}`"
 
 
-@every_document
-def test_every_andon_command_that_a_document_names_exists(document: Document) -> None:
+def test_every_andon_command_that_a_document_names_exists() -> None:
     texts = {name: help_text(name, verb, everything=True) for name, verb in VERBS.items()}
     texts["conformance"] = _help_of_conformance()
 
-    for code in document.code():
+    for name, code in _coded():
         call = re.match(r"(?:\$ )?(?:\.venv/bin/)?andon ([a-z]+)((?: .*)?)$", code)
         if not call:
             continue
         verb, rest = call.groups()
-        assert verb in texts, f"{document.name} says `{code}`"
-        known = texts[verb]
+        assert verb in texts, f"{name} says `{code}`"
         for flag in re.findall(r" (--[a-z-]+)", re.split(r" \S+\.py| -- ", rest)[0]):
-            assert re.search(rf"{flag}\b", known), f"{document.name}: `{code}` has no {flag}"
+            assert re.search(rf"{flag}\b", texts[verb]), f"{name}: `{code}` has no {flag}"
 
 
-@every_document
-def test_every_metric_that_a_document_names_is_registered(document: Document) -> None:
-    registered = {*table_of(process()), *table_of(service()), *table_of(worker())}
+def test_every_metric_that_a_document_names_is_registered() -> None:
+    registered = {*table_of(process()), *table_of(service()), *table_of(worker()), *_PACKAGES}
 
-    for code in document.code():
-        for name in _METRIC.findall(code):
-            if name in _PACKAGES:
-                continue
-            known = name in registered or _PARTS_OF_A_HISTOGRAM.sub("", name) in registered
-            assert known, f"{document.name} names the metric {name}"
+    for name, code in _coded():
+        for metric in _METRIC.findall(code):
+            known = {metric, _PARTS_OF_A_HISTOGRAM.sub("", metric)} & registered
+            assert known, f"{name} names the metric {metric}"
 
 
 def test_the_drawing_of_the_states_is_the_table_of_transitions() -> None:
