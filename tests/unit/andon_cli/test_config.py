@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cyclopts import Argument
 
 from andon.host.access import Access
 from andon.host.errors import UsageError
+from andon.host.settings import GivenSettings
 from andon.host.tls import is_loopback
 from andon.protocol.arithmetic import ArithmeticRule
 from andon.protocol.records import Key
 from andon.protocol.run_settings import Topology
 from andon_cli.app import read_config
 from andon_cli.config import RunConfig, RunSettings
-from andon_cli.settings import app_of, as_flags, settings_of
+from andon_cli.config import run_config as of_a_run
+from andon_cli.settings import app_of, as_flags, as_table, settings_of, variables_of
 from andon_coordinator.config import LineOptions
 from andon_coordinator.core.spikes import SpikeAction
 from andon_reducer.config import ReducerLimits
@@ -195,6 +198,21 @@ EVERYTHING = ServeConfig(
 )
 """A service with no setting at its default, but those of another role."""
 
+ALONE = [
+    ServeConfig(run_id="7f3a", line=line)
+    for line in (
+        LineOptions(same_bits=True, verify=0.5),
+        LineOptions(
+            schedule="local", local_steps=64, fragments=4, mix=0.5, encoding="topk", topk_kept=7
+        ),
+        LineOptions(schedule="local", quorum=0.75, grace="2.5", max_late=3),
+        LineOptions(evict_slower_than=3.5),
+        LineOptions(noise_scale=True),
+        LineOptions(mean="trimmed", max_workers=5),
+    )
+]
+"""Services with the settings that can't go with many of the others."""
+
 
 def test_flags_of_a_service_give_all_its_settings_again() -> None:
     limits = EVERYTHING.limits
@@ -221,80 +239,43 @@ def test_flags_of_a_service_give_all_its_settings_again() -> None:
         }
         assert left_out <= {"config", "coordinator", "token", *apart}
 
-    alone = (
-        LineOptions(same_bits=True, verify=0.5),
-        LineOptions(
-            schedule="local", local_steps=64, fragments=4, mix=0.5, encoding="topk", topk_kept=7
-        ),
-        LineOptions(schedule="local", quorum=0.75, grace="2.5", max_late=3),
-        LineOptions(evict_slower_than=3.5),
-        LineOptions(noise_scale=True),
-        LineOptions(mean="trimmed", max_workers=5),
-    )
-    served = (ServeConfig(run_id="7f3a", line=line) for line in alone)
-    for settings in (replace(EVERYTHING, role="all"), *served):
+    for settings in (replace(EVERYTHING, role="all"), *ALONE):
         again = read_config(["serve", *as_flags(settings)], {})
 
         assert again == settings
 
 
-def settings_of_a_service() -> list[tuple[str, str]]:
-    """Each setting of `andon run` that its service has too, with a value that it accepts."""
-    values = {
-        "bind": "127.0.0.2", "liveness_s": "4",
-        "run_id": "run", "encoding": "float16", "answer_encoding": "int8",
-        "topology": "ring", "noise_scale": "1",
-        "journal_sync": "full", "shared_dir": "off", "insecure": "1", "max_held_bytes": "300000000",
-        "max_message_bytes": "4000000", "chunk_elements": "1000",
-        "token": "a-token-of-24-characters", "average_buffers": "1", "overlap": "1",
-        "schedule": "cadence", "shares": "balanced", "overhead_target": "0.3",
-        "lr_scaling": "linear", "growth_cost": "0.5", "outer": "nesterov", "log_format": "json",
-        "may_stop": "operators", "same_bits": "1", "arithmetic": "tell", "verify": "0.5",
-        "on_wrong_arithmetic": "drop", "on_spike": "limit", "fragments": "4", "mix": "0.5",
-        "quorum": "0.5", "grace": "2.5", "mean": "trimmed",
-    }  # fmt: skip
-    own = {each.name for each in fields(RunSettings)} - {each.name for each in fields(ServeConfig)}
-    arguments = settings_of(app_of(RunSettings).assemble_argument_collection())
-    return [
-        (argument.keys[-1], values.get(argument.keys[-1], "3"))
-        for argument in arguments
-        if argument.keys[0] not in own | {"workers", "config"}
-    ]
+def arguments_of_a_run() -> list[Argument]:
+    return settings_of(app_of(RunSettings).assemble_argument_collection())
 
 
-_LOCAL = ("--schedule", "local")
-_BESIDE: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("outer", "overlap", "fragments", "quorum"), _LOCAL),
-    "mix": (*_LOCAL, "--fragments", "4"),
-    "topk_kept": ("--encoding", "topk"),
-    "max_anchor": ("--lr-scaling", "sqrt"),
-    "mean": ("--expect", "5"),
-    "currency": ("--price-per-hour", "2"),
-    **dict.fromkeys(("grace", "max_late"), (*_LOCAL, "--quorum", "0.5")),
-}
-"""Flags without which nothing would obey a setting."""
-
-
-@pytest.mark.parametrize(("name", "value"), settings_of_a_service())
 def test_every_setting_of_a_run_reaches_its_service_from_variables_and_from_the_file(
-    name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key = name.removesuffix("_s")
     monkeypatch.chdir(tmp_path)
-    more: tuple[str, ...] = ("--secret-file", "s") if name == "reducers" else ()
-    more = ("--expect", "3") if name in ("min_workers", "max_workers") else more
-    more = (*more, *_BESIDE.get(name, ()))
-    none = run_config(*more, "--run-id", "x", "train.py").service if name != "run_id" else None
-    told = run_config(*more, "train.py", **{f"ANDON_{key.upper()}": value}).service
-    Path("andon.toml").write_text(f"{key.replace('_', '-')} = {value!r}")
-    written = run_config(*more, "train.py").service if name != "token" else told
+    own = {each.name for each in fields(RunSettings)} - {each.name for each in fields(ServeConfig)}
+    shared = {
+        argument.name.removeprefix("--"): variables_of(argument)[0]
+        for argument in arguments_of_a_run()
+        if argument.keys[0] not in own | {"workers", "config"}
+    }
+    reached = {"token"}  # A variable alone: test_settings.py.
 
-    assert told is not None
-    assert written is not None
-    told, written = (
-        replace(each, run_id=value if name == "run_id" else "x") for each in (told, written)
-    )
-    assert told == written != none
+    for wanted in (EVERYTHING, *ALONE):
+        values = {key: text for key, text in as_table(wanted).items() if key in shared}
+        told = run_config(
+            *("--expect", "3", "train.py"), **{shared[key]: text for key, text in values.items()}
+        ).service
+        Path("andon.toml").write_text("".join(f"{k} = {text!r}\n" for k, text in values.items()))
+        written = run_config("--expect", "3", "train.py").service
+        Path("andon.toml").unlink()
+        for service in (told, written):
+            assert service is not None
+            assert as_table(service).items() >= values.items()
+        reached |= values.keys()
+
+    # Without a folder in memory and without lanes, which is what EVERYTHING asks for.
+    assert shared.keys() == reached
 
 
 def test_a_service_reads_no_file_and_no_variables_but_what_its_run_hands_on(
@@ -311,20 +292,19 @@ def test_a_service_reads_no_file_and_no_variables_but_what_its_run_hands_on(
     assert (again.workers, again.port) == (service.workers, 7) == (1, 7)
 
 
-def flags_of_the_line() -> list[str]:
-    """Each flag of `andon run` that only a line which is served here obeys."""
-    shared = {each.name for each in fields(ServeConfig)} - {"access", "config", "shared_dir"}
-    return [
-        argument.name if argument.is_flag() else f"{argument.name}=1"
-        for argument in settings_of(app_of(RunSettings).assemble_argument_collection())
-        if argument.keys[0] in (shared | OWN) - {"workers"}
+def test_a_run_that_joins_refuses_each_flag_that_it_can_not_obey() -> None:
+    settings = RunSettings(join="127.0.0.1:1")
+    obeyed = {"access", "config", "log_format", "shared_dir", "workers"}
+    shared = {each.name for each in fields(ServeConfig)} - obeyed
+    of_the_line = [
+        argument for argument in arguments_of_a_run() if argument.keys[0] in shared | OWN
     ]
 
-
-@pytest.mark.parametrize("given", flags_of_the_line())
-def test_a_run_that_joins_refuses_what_it_can_not_obey(given: str) -> None:
-    with pytest.raises(UsageError, match=given.partition("=")[0]):
-        run_config("--join", "127.0.0.1:1", given, "train.py")
+    assert of_the_line
+    for argument in of_the_line:
+        given = GivenSettings(settings, {argument.keys: argument.name})
+        with pytest.raises(UsageError, match=argument.name):
+            of_a_run(given, ["train.py"])
 
 
 def test_a_run_that_joins_says_which_variables_and_keys_it_does_not_use(
@@ -358,6 +338,7 @@ def test_a_run_that_joins_says_which_variables_and_keys_it_does_not_use(
         (["run", "--on-halt", "ignore", "train.py"], "--on-halt must be wait or raise"),
         (["run", "--workers", "3", "--expect", "2", "train.py"], "below --workers 3"),
         (["run", "--join", "127.0.0.1:1", "--report", "r.json", "train.py"], "the journal"),
+        (["run", "--join", "127.0.0.1:1", "--steps", "7", "train.py"], "give it there"),
         (["run", "--join", "alpha:7070", "train.py"], "--insecure"),
         (["run", "--join", "alpha", "train.py"], "--join must be HOST:PORT"),
         (["run", "--preemption-notice", "ftp://a/b", "t.py"], "--preemption-notice must be a file"),

@@ -173,13 +173,13 @@ def name_of(panel: Panel, query: Query) -> str:
 def test_panels_and_annotations_ask_for_series_that_exist_with_labels_that_they_have() -> None:
     series = known()
 
-    for each in (*(query for _, query in ASKED), *MARKS):
-        asked = selectors(filled(each.expr))
-        assert asked, each.expr
+    for expr in (*(query.expr for _, query in ASKED), *(mark.expr for mark in MARKS)):
+        asked = selectors(filled(expr))
+        assert asked, expr
         for selector in asked:
             matchers = {matcher.name for matcher in selector.matchers.matchers}
-            assert selector.name in series, each.expr
-            assert matchers <= DISCOVERED | series[selector.name], each.expr
+            assert selector.name in series, expr
+            assert matchers <= DISCOVERED | series[selector.name], expr
 
 
 def test_a_panel_asks_for_the_runs_that_its_dashboard_selects() -> None:
