@@ -45,7 +45,7 @@ from andon_coordinator.core.settings import (
     VerifySettings,
 )
 from andon_coordinator.core.spikes import SpikeAction
-from andon_coordinator.transport.store import JournalSync
+from andon_coordinator.transport.opening import JournalSync
 
 __all__ = ["CoordinatorConfig", "LineOptions", "too_few_to_trim"]
 

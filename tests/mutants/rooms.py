@@ -104,6 +104,8 @@ ROOMS = {
             "trainer/andon_trainer/state/*.py",
             "services/andon_coordinator/transport/journal.py",
             "services/andon_coordinator/transport/store.py",
+            "services/andon_coordinator/transport/opening.py",
+            "services/andon_coordinator/transport/past.py",
             "services/andon_coordinator/transport/reader.py",
             "services/andon_coordinator/transport/logbook.py",
             "services/andon_coordinator/transport/rows.py",

@@ -97,10 +97,10 @@ class Port:
             self._store.close()
         path = Path(self._folder.name) / "journal.sqlite"
         self._store = JournalStore(path, RUN, sync="normal", clock=self._wall)
-        history = self._store.history()
+        history = self._store.past.history()
         term = make_term(history.greatest_term, self._wall(), 7)
         self._store.begin_term(term)
-        self._store.counts()
+        self._store.past.counts()
         self._metrics = LineMetrics(CollectorRegistry(), Totals())
         self.line = LineCore(self.settings, term=term, history=history, random_bits=lambda: 7)
         self._answers = JoinAnswers(
@@ -207,7 +207,7 @@ class Port:
             case do.SaveDeparture():
                 self._store.save_departure(effect)
             case do.FindAncestor(heads):
-                return [on.AncestorFound(heads, self._store.find_ancestor(heads))]
+                return [on.AncestorFound(heads, self._store.past.find_ancestor(heads))]
             case do.SaveSteered():
                 self._store.save_steered(effect)
             case do.SaveScalars():

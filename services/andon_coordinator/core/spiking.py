@@ -79,7 +79,7 @@ def _found(core: CoreState, round_: StepRound) -> tuple[LineDefect | None, bool]
         return defect, False
     defect = core.detectors.judge(round_)
     if defect is not None and defect.reason is HaltReason.LOSS_SPIKE and finding is None:
-        return _of_one(core, round_, defect), False
+        return _of_one(round_, defect), False
     if finding is None or core.detectors.accepts(round_) or (defect and defect.worker is not None):
         return defect, False
     if finding.worker is None and defect is not None:
@@ -94,7 +94,7 @@ def _found(core: CoreState, round_: StepRound) -> tuple[LineDefect | None, bool]
     return drifted, finding.lasts
 
 
-def _of_one(core: CoreState, round_: StepRound, defect: LineDefect) -> LineDefect:
+def _of_one(round_: StepRound, defect: LineDefect) -> LineDefect:
     """A spike of the loss; if one worker's loss alone stands out, it is that worker's."""
     suspect = None if round_.comparison is None else round_.comparison.suspect
     if suspect is None:

@@ -39,13 +39,9 @@ from andon_coordinator.core import effects, events
 from andon_coordinator.core.machine_time import CostMeter, Price
 from andon_coordinator.core.session_events import SaveSession, SaveSessionEnd
 from andon_coordinator.core.settings import History
-from andon_coordinator.transport.store import (
-    Counts,
-    JournalError,
-    JournalFenced,
-    JournalStore,
-    JournalSync,
-)
+from andon_coordinator.transport.opening import JournalSync
+from andon_coordinator.transport.past import Counts
+from andon_coordinator.transport.store import JournalError, JournalFenced, JournalStore
 
 __all__ = [
     "Journal",
@@ -120,12 +116,12 @@ class Journal:
         took, and the step if it was a record's. Set it before `start`."""
         self._lost_scalars = False
         # Read here: from `start` on the journal's thread owns the store.
-        self.history: History = store.history()
-        self.next_event_id: int = store.next_event_id()
+        self.history: History = store.past.history()
+        self.next_event_id: int = store.past.next_event_id()
         """The id of the next run event; read before `start`."""
-        self.meter: CostMeter = store.meter()
+        self.meter: CostMeter = store.past.meter()
         """What the run has taken; whoever owns the core keeps it up to date."""
-        gaps, step = store.gaps()
+        gaps, step = store.past.gaps()
         if gaps:
             log.warning(LogEvent("journal_has_gaps", gaps=gaps, last_at_step=step))
 
@@ -163,14 +159,14 @@ class Journal:
         """Makes `history` that of a line that continues from the record `key`; before `start`.
 
         Raises:
-            JournalError: there is no way on from it; see `JournalStore.history_at`.
+            JournalError: there is no way on from it; see `Past.history_at`.
         """
-        self.history = self._store.history_at(key)
+        self.history = self._store.past.history_at(key)
 
     def counts(self) -> Counts:
         """How much it holds; before `start`."""
         assert self._thread is None, "once the thread runs, it owns the store"
-        return self._store.counts()
+        return self._store.past.counts()
 
     def begin_term(self, term: int) -> None:
         """Makes the coordinator's first term durable; before `start`.
@@ -345,7 +341,7 @@ class Journal:
 
     def _apply(self, effect: JournalEffect) -> events.Event | None:
         if isinstance(effect, effects.FindAncestor):  # No write, so it is not timed as one.
-            return events.AncestorFound(effect.heads, self._store.find_ancestor(effect.heads))
+            return events.AncestorFound(effect.heads, self._store.past.find_ancestor(effect.heads))
         began = time.perf_counter()
         try:
             return self._save(effect)
@@ -361,7 +357,7 @@ class Journal:
             case effects.SaveRecord():
                 record = effect.record
                 # Before it is saved, which forgets what scripts logged in the steps after it.
-                undone = self._store.undone_by(record) if effect.rolls_back else None
+                undone = self._store.past.undone_by(record) if effect.rolls_back else None
                 if self._store.save_record(effect):
                     missing = str(record.parent)
                     log.error(LogEvent("journal_has_gap", step=record.step, missing=missing))

@@ -35,9 +35,9 @@ from andon_coordinator.transport.curves import CurvePoint, reduced_scalar_curve,
 from andon_coordinator.transport.damage import JournalError, check_tables, limit_work
 from andon_coordinator.transport.files import open_to_read
 from andon_coordinator.transport.logbook import LoggedScalar
+from andon_coordinator.transport.past import recorded_plan
 from andon_coordinator.transport.rows import RecordedArithmetic, RunEnd
 from andon_coordinator.transport.schema import VERSION, evidence_of, key_of, u64_of
-from andon_coordinator.transport.store import recorded_plan
 
 __all__ = [
     "JournalEntry",

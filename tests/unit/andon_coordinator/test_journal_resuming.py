@@ -60,7 +60,7 @@ def roll_back(store: JournalStore, term: int, to: Key, step: int) -> None:
 
 
 def test_a_line_goes_on_from_the_record_that_was_chosen(store: JournalStore) -> None:
-    history = store.history_at(Key(TERM, 3))
+    history = store.past.history_at(Key(TERM, 3))
 
     assert history.roll_back
     assert history.head is not None
@@ -71,11 +71,11 @@ def test_a_line_goes_on_from_the_record_that_was_chosen(store: JournalStore) -> 
 
 
 def test_the_last_record_is_rolled_back_to_like_any_other(store: JournalStore) -> None:
-    assert store.history_at(Key(TERM, 5)).roll_back
+    assert store.past.history_at(Key(TERM, 5)).roll_back
 
 
 def test_a_record_that_only_workers_know_is_left_to_their_reports(store: JournalStore) -> None:
-    history = store.history_at(Key(2 * TERM, 9))
+    history = store.past.history_at(Key(2 * TERM, 9))
 
     assert not history.roll_back
     assert history.head is not None
@@ -85,7 +85,7 @@ def test_a_record_that_only_workers_know_is_left_to_their_reports(store: Journal
 def test_an_empty_journal_leaves_the_head_to_the_workers(tmp_path: Path) -> None:
     store = JournalStore(tmp_path / "other.sqlite", "7f3a", sync="normal", clock=lambda: 1.0)
 
-    history = store.history_at(Key(TERM, 3))
+    history = store.past.history_at(Key(TERM, 3))
     store.close()
 
     assert (history.head, history.roll_back) == (None, False)
@@ -93,14 +93,14 @@ def test_an_empty_journal_leaves_the_head_to_the_workers(tmp_path: Path) -> None
 
 def test_a_record_of_another_history_is_refused(store: JournalStore) -> None:
     with pytest.raises(JournalError, match="the checkpoint is of another run"):
-        store.history_at(Key(TERM - 1, 3))
+        store.past.history_at(Key(TERM - 1, 3))
 
 
 def test_a_record_that_was_rolled_back_is_refused(store: JournalStore) -> None:
     roll_back(store, 2 * TERM, Key(TERM, 3), 2)
 
     with pytest.raises(JournalError, match="was rolled back when the run was resumed earlier"):
-        store.history_at(Key(TERM, 4))
+        store.past.history_at(Key(TERM, 4))
 
 
 def test_f_dp_002_the_ledger_of_a_run_that_was_rolled_back_is_exact(
@@ -122,18 +122,18 @@ def test_f_dp_002_the_ledger_of_a_run_that_was_rolled_back_is_exact(
 def test_the_newest_of_several_heads_that_is_in_the_history_is_found(store: JournalStore) -> None:
     unknown = Key(TERM, 99)
 
-    found = store.find_ancestor((unknown, Key(TERM, 4), Key(TERM, 2)))
+    found = store.past.find_ancestor((unknown, Key(TERM, 4), Key(TERM, 2)))
 
     assert found is not None
     assert (found.key, found.step, found.cursor) == (Key(TERM, 4), 3, Cursor(0, 12))
-    assert store.find_ancestor((unknown,)) is None
+    assert store.past.find_ancestor((unknown,)) is None
 
 
 def test_a_head_that_was_rolled_back_is_not_found_and_an_older_one_is(store: JournalStore) -> None:
     roll_back(store, 2 * TERM, Key(TERM, 3), 2)
 
-    assert store.find_ancestor((Key(TERM, 4),)) is None
-    found = store.find_ancestor((Key(TERM, 4), Key(TERM, 2)))
+    assert store.past.find_ancestor((Key(TERM, 4),)) is None
+    found = store.past.find_ancestor((Key(TERM, 4), Key(TERM, 2)))
 
     assert found is not None
     assert found.key == Key(TERM, 2)
@@ -150,7 +150,7 @@ def test_f_dp_002_the_ledger_is_exact_after_a_line_went_back_twice(
     with JournalReader(path) as journal:
         assert journal.ledger_faults() == []
         assert Key(2 * TERM, 2) not in set(journal.ancestry())
-    assert store.history().abandoned == Key(2 * TERM, 2)
+    assert store.past.history().abandoned == Key(2 * TERM, 2)
 
 
 def test_a_roll_back_says_which_samples_and_tokens_count_no_more_and_the_next_meter_agrees(
@@ -160,9 +160,9 @@ def test_a_roll_back_says_which_samples_and_tokens_count_no_more_and_the_next_me
         store.save_scalars(SaveScalars(worker, (Scalar("tokens", step, 10.0),)))
     mark = Record(Key(2 * TERM, 1), Key(TERM, 3), RecordKind.MARK, 2, Cursor(0, 8), ())
 
-    undone = store.undone_by(mark)
+    undone = store.past.undone_by(mark)
     roll_back(store, 2 * TERM, Key(TERM, 3), 2)
-    meter = store.meter()
+    meter = store.past.meter()
 
     assert undone == Undone(2, 8, 20.0)
     meter.price = Price(3600.0)
@@ -176,17 +176,17 @@ def test_who_follows_for_being_slow_is_remembered_until_a_person_resumes_the_run
     for process, why in ((2**64 - 1, "slow"), (7, "slow"), (7, "")):
         store.save_eviction(SaveEviction(process, why, 3))
 
-    remembered = store.history()
+    remembered = store.past.history()
     roll_back(store, 2 * TERM, Key(TERM, 3), 2)
 
     assert (remembered.evicted, remembered.stand) == ({2**64 - 1: "slow"}, 3)
-    assert store.history().evicted == {}
+    assert store.past.history().evicted == {}
 
 
 def test_what_was_rolled_back_is_remembered_by_the_next_coordinator(store: JournalStore) -> None:
     roll_back(store, 2 * TERM, Key(TERM, 3), 2)
 
-    history = store.history()
+    history = store.past.history()
 
     assert history.abandoned == Key(TERM, 5)
     assert not history.roll_back

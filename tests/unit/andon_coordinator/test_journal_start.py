@@ -143,8 +143,8 @@ def test_a_start_and_a_history_cost_no_more_after_many_steps(tmp_path: Path) -> 
         with JournalReader(path) as reader:
             costs.append(
                 {
-                    "history": instructions(store._database, store.history),
-                    "counts": instructions(store._database, store.counts),
+                    "history": instructions(store._database, store.past.history),
+                    "counts": instructions(store._database, store.past.counts),
                     "head": instructions(reader._database, lambda: next(reader.backwards())),
                     "steps": instructions(reader._database, reader.steps),
                     "began": instructions(reader._database, reader.began_at_unix_s),
