@@ -161,10 +161,20 @@ def test_calls_of_one_round_run_in_order_over_the_reducers_that_they_use(
         assert all(worker.is_told_no_more() for worker in workers)
 
 
-@over_every_path
-def test_bytes_of_rank_0_reach_the_others_once(tmp_path: Path, path: str) -> None:
-    with star(path, tmp_path, 3, 2) as (_, workers):
-        sent = np.arange(5 * CHUNK + 9, dtype=np.uint8)
+@pytest.mark.parametrize(
+    ("path", "reducers", "size", "policy"),
+    [
+        *((path, 3, 5 * CHUNK + 9, POLICY) for path in PATHS),
+        # More than the kernel takes at once follow each other on the socket beside the memory.
+        ("shared-memory", 1, 2**22, Policy(chunk_elements=2**18)),
+    ],
+    ids=[*PATHS, "more than the kernel takes at once"],
+)
+def test_bytes_of_rank_0_reach_the_others_once(
+    tmp_path: Path, path: str, reducers: int, size: int, policy: Policy
+) -> None:
+    with star(path, tmp_path, reducers, 2, policy=policy) as (_, workers):
+        sent = np.random.default_rng(0).integers(0, 256, size, np.uint8)
         arrived = np.zeros_like(sent)
         workers[0].begin(1, Call(name="broadcast", data=sent))
         workers[0].exchange.submit_data()
@@ -172,7 +182,7 @@ def test_bytes_of_rank_0_reach_the_others_once(tmp_path: Path, path: str) -> Non
 
         told = [worker.told() for worker in workers]
 
-        assert all(isinstance(event, AveragesComplete) for event in told)
+        assert all(isinstance(event, AveragesComplete) for event in told), told
         assert all(worker.is_told_no_more() for worker in workers)
         np.testing.assert_array_equal(arrived, sent)
 
@@ -228,23 +238,6 @@ def test_messages_about_shared_memory_use_the_socket_beside_it_if_the_reducer_ha
 
         receiving = [each for each in threading.enumerate() if each.name == "andon-memory"]
         assert len(receiving) == (3 if socketed else 0)
-
-
-def test_more_bytes_than_the_kernel_takes_at_once_follow_each_other_on_a_socket(
-    tmp_path: Path,
-) -> None:
-    policy = Policy(chunk_elements=2**18)
-    with star("shared-memory", tmp_path, 1, 2, policy=policy) as (_, workers):
-        sent = np.random.default_rng(0).integers(0, 256, 2**22, np.uint8)
-        arrived = np.zeros_like(sent)
-        workers[0].begin(1, Call(name="broadcast", data=sent))
-        workers[0].exchange.submit_data()
-        workers[1].abstain(1, Call(name="broadcast", data=arrived))
-
-        told = [worker.told() for worker in workers]
-
-        assert all(isinstance(event, AveragesComplete) for event in told), told
-        np.testing.assert_array_equal(arrived, sent)
 
 
 @contextmanager

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from andon.protocol.records import Cursor
 from andon.protocol.shards import cursor_after, next_batch, shard_of
@@ -40,12 +40,18 @@ def nothing() -> Iterator[Share]:
     return iter(())
 
 
-@contextmanager
-def opened() -> Iterator[Callable[[AnyFeeder], AnyFeeder]]:
-    """Opens feeders, and closes them at the end."""
-    made: list[AnyFeeder] = []
+class Opening(Protocol):
+    """Opens a feeder."""
 
-    def open_(feeder: AnyFeeder) -> AnyFeeder:
+    def __call__(self, feeder: AnyFeeder, /) -> AnyFeeder: ...
+
+
+@contextmanager
+def opened() -> Iterator[Opening]:
+    """Opens feeders, and closes them at the end."""
+    made: list[Feeder] = []
+
+    def open_(feeder: AnyFeeder, /) -> AnyFeeder:
         made.append(feeder)
         feeder.open()
         return feeder

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from andon.protocol.records import Cursor, Key, Record, RecordKind
+from andon.protocol.records import Cursor, Key
 from andon_trainer.core.attending import Attending
 from andon_trainer.core.conversation import Conversation, Wait
 from andon_trainer.core.effects import (
@@ -27,7 +27,6 @@ from andon_trainer.core.effects import (
 from andon_trainer.core.events import (
     Assigned,
     AveragesComplete,
-    Committed,
     ControlLost,
     Dismissed,
     Event,
@@ -42,7 +41,16 @@ from andon_trainer.core.events import (
     Voided,
 )
 from andon_trainer.core.worker_state import RoundPhase, WorkerState
-from unit.andon_trainer.assigned_work import HALT, HEAD, KEY, NEXT, work
+from unit.andon_trainer.assigned_work import (
+    HALT,
+    HEAD,
+    KEY,
+    NEXT,
+    average,
+    committed,
+    wait_for,
+    work,
+)
 
 FOURTH = Key(7, 4)
 STATE = TransferAsked(
@@ -52,12 +60,6 @@ STATE = TransferAsked(
 
 def attended(key: Key = KEY, parent: Key = HEAD) -> Assigned:
     return replace(work(key, parent), attends=True, attended=True, rank=1, positions=())
-
-
-def committed(key: Key = KEY, parent: Key = HEAD, kind: str = "STEP", **more: Any) -> Committed:
-    return Committed(
-        record=Record(key, parent, RecordKind[kind], 4, Cursor(0, 16), (0,)), loss=1.5, **more
-    )
 
 
 def number(head: Key = HEAD, sequence: int = 0) -> ScalarAllReduceDone:
@@ -87,15 +89,6 @@ def installed(*events: Event) -> Conversation:
     return conversation
 
 
-def wait_for(conversation: Conversation, wait: Wait) -> list[Any]:
-    """The effects of a wait, until there are none, or it is over."""
-    conversation.wait_for(wait)
-    done: list[Any] = []
-    while not conversation.over and (effects := conversation.poll()):
-        done += effects
-    return done
-
-
 def make_step(conversation: Conversation, key: Key = KEY) -> None:
     """The script makes up a step, up to where it waits for the record."""
     next_round(conversation)
@@ -110,13 +103,6 @@ def next_round(conversation: Conversation) -> list[Any]:
     effects = wait_for(conversation, Wait.WORK)
     assert conversation.state.assigned is not None
     return effects
-
-
-def average(conversation: Conversation, key: Key = KEY) -> None:
-    assert conversation.begin()
-    conversation.receive(AveragesComplete(key, 2.0, 1))
-    assert wait_for(conversation, Wait.AVERAGES) == []
-    assert conversation.take_averages() is not None
 
 
 def test_steps_are_made_up_in_order_and_each_record_waits_for_its_averages() -> None:

@@ -62,7 +62,10 @@ class FakeGpu:
         return FakeEvent()
 
 
-def test_on_a_gpu_busy_is_what_the_stream_took_between_hand_over_and_end_of_backward() -> None:
+@pytest.mark.parametrize("own", [False, True], ids=["one stream", "one for each loop body"])
+def test_on_a_gpu_busy_is_what_the_stream_took_between_hand_over_and_end_of_backward(
+    *, own: bool
+) -> None:
     gpu = FakeGpu()
     gpu.stream.work(7.0)  # the optimizer of the step before
     gpu.clock.begin()
@@ -72,6 +75,8 @@ def test_on_a_gpu_busy_is_what_the_stream_took_between_hand_over_and_end_of_back
         gpu.stream.work(seconds)
         gpu.clock.done()
         gpu.stream.work(3.0)  # a copy
+        if own:
+            gpu.stream = FakeStream()
 
     assert gpu.clock.read() == Busy(0.75, 2, 8)
 
@@ -88,19 +93,6 @@ def test_nothing_waits_for_the_gpu_before_the_clock_is_read_and_then_for_nothing
     gpu.clock.read()
 
     assert (before, gpu.stream.done_ms) == (0.0, 500.0)
-
-
-def test_a_loop_body_may_run_on_a_stream_of_its_own() -> None:
-    gpu = FakeGpu()
-    gpu.clock.begin()
-
-    for seconds in (0.5, 0.25):
-        gpu.clock.take(4)
-        gpu.stream.work(seconds)
-        gpu.clock.done()
-        gpu.stream = FakeStream()
-
-    assert gpu.clock.read() == Busy(0.75, 2, 8)
 
 
 def test_events_are_used_again_in_the_next_attempt() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from andon.protocol.records import Cursor, Key, Record, RecordKind
@@ -38,12 +36,7 @@ from andon_trainer.core.events import (
     Voided,
 )
 from andon_trainer.core.worker_state import RoundPhase, WorkerState
-from unit.andon_trainer.assigned_work import HALT, HEAD, KEY, NEXT, work
-
-
-def commit(key: Key = KEY, kind: str = "STEP", reason: str = "") -> Committed:
-    record = Record(key, HEAD, RecordKind[kind], 4, Cursor(0, 16), (0,))
-    return Committed(record=record, stop_reason=reason)
+from unit.andon_trainer.assigned_work import HALT, HEAD, KEY, NEXT, committed, work
 
 
 def transfer(head: Key, *, sends: bool = False) -> TransferAsked:
@@ -71,6 +64,14 @@ def exchanging(*, raises_halts: bool = False) -> Conversation:
     assert conversation.over
     assert conversation.begin()
     conversation.wait_for(Wait.AVERAGES)
+    return conversation
+
+
+def holding() -> Conversation:
+    """It has the averages of its round."""
+    conversation = exchanging()
+    conversation.receive(AveragesComplete(KEY, 4.0, 1))
+    assert conversation.take_averages() is not None
     return conversation
 
 
@@ -173,15 +174,13 @@ def test_a_void_round_ends_the_wait_without_averages() -> None:
 
 
 def test_c_commit_001_the_record_ends_the_wait_for_it() -> None:
-    conversation = exchanging()
-    conversation.receive(AveragesComplete(KEY, 4.0, 1))
-    conversation.take_averages()
+    conversation = holding()
     conversation.wait_for(Wait.COMMIT)
     before = conversation.over
 
-    assert conversation.receive(commit()) == [StepDone(KEY)]
+    assert conversation.receive(committed()) == [StepDone(KEY)]
     assert (before, conversation.over) == (False, True)
-    assert conversation.state.take_commit() == commit()
+    assert conversation.state.take_commit() == committed()
 
 
 def test_a_round_that_is_given_up_is_reported_and_void() -> None:
@@ -199,10 +198,7 @@ def test_a_round_that_is_given_up_is_reported_and_void() -> None:
 def test_a_round_that_the_script_left_in_the_middle_is_given_up_when_it_asks_again(
     held: bool,
 ) -> None:
-    conversation = exchanging()
-    if held:
-        conversation.receive(AveragesComplete(KEY, 4.0, 1))
-        assert conversation.take_averages() is not None
+    conversation = holding() if held else exchanging()
 
     fault, end = conversation.begin_anew()
 
@@ -213,9 +209,7 @@ def test_a_round_that_the_script_left_in_the_middle_is_given_up_when_it_asks_aga
 
 
 def test_a_round_that_may_be_committed_or_was_not_begun_is_not_given_up() -> None:
-    reported = exchanging()
-    reported.receive(AveragesComplete(KEY, 4.0, 1))
-    reported.take_averages()
+    reported = holding()
     reported.reported()
     fresh = waiting(Wait.WORK)
     fresh.receive(work())
@@ -369,10 +363,8 @@ def test_a_run_that_is_over_for_everybody_ends_every_wait_between_two_steps(wait
 
 
 def test_after_the_last_step_numbers_are_still_averaged_and_no_work_is_waited_for() -> None:
-    conversation = exchanging()
-    conversation.receive(AveragesComplete(KEY, 4.0, 1))
-    conversation.take_averages()
-    conversation.receive(commit(reason="steps"))
+    conversation = holding()
+    conversation.receive(committed(stop_reason="steps"))
     conversation.state.forget_round()
 
     conversation.wait_for(Wait.NUMBER)
@@ -425,19 +417,18 @@ def test_state_may_be_replaced_only_between_two_rounds(wait: Wait | None, mid_sc
     assert conversation.mid_script is mid_script
 
 
-def _committed_with_next() -> Conversation:
-    conversation = exchanging()
-    conversation.receive(AveragesComplete(KEY, 4.0, 1))
-    conversation.take_averages()
+def committed_with_next(parent: Key = KEY) -> Conversation:
+    """Work came with the record of its round; it waits for work."""
+    conversation = holding()
     conversation.wait_for(Wait.COMMIT)
-    conversation.receive(replace(commit(), next=work(NEXT, KEY)))
+    conversation.receive(committed(next=work(NEXT, parent)))
+    conversation.state.forget_round()
+    conversation.wait_for(Wait.WORK)
     return conversation
 
 
 def test_work_that_came_with_the_record_is_taken_without_a_request() -> None:
-    conversation = _committed_with_next()
-    conversation.state.forget_round()
-    conversation.wait_for(Wait.WORK)
+    conversation = committed_with_next()
 
     effects = conversation.poll()
 
@@ -447,9 +438,7 @@ def test_work_that_came_with_the_record_is_taken_without_a_request() -> None:
 
 
 def test_work_that_came_with_the_record_and_is_void_is_asked_for() -> None:
-    conversation = _committed_with_next()
-    conversation.state.forget_round()
-    conversation.wait_for(Wait.WORK)
+    conversation = committed_with_next()
 
     conversation.receive(Voided(NEXT, "worker 1 averages a number"))
 
@@ -457,9 +446,7 @@ def test_work_that_came_with_the_record_and_is_void_is_asked_for() -> None:
 
 
 def test_a_halt_drops_work_that_came_with_the_record_and_it_is_asked_for_after_the_answer() -> None:
-    conversation = _committed_with_next()
-    conversation.state.forget_round()
-    conversation.wait_for(Wait.WORK)
+    conversation = committed_with_next()
 
     conversation.receive(Halted(HALT))
     before = conversation.poll()
@@ -470,12 +457,6 @@ def test_a_halt_drops_work_that_came_with_the_record_and_it_is_asked_for_after_t
 
 
 def test_work_of_another_head_that_came_with_a_record_is_not_taken() -> None:
-    conversation = exchanging()
-    conversation.receive(AveragesComplete(KEY, 4.0, 1))
-    conversation.take_averages()
-    conversation.wait_for(Wait.COMMIT)
-    conversation.receive(replace(commit(), next=work(NEXT, HEAD)))
-    conversation.state.forget_round()
-    conversation.wait_for(Wait.WORK)
+    conversation = committed_with_next(HEAD)
 
     assert conversation.poll() == [JoinAgain("assigned work for another head")]

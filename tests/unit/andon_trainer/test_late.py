@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.records import Cursor, Key, PositionRange
 from andon.protocol.shards import Ranges
 from andon_trainer.core.conversation import Conversation, Wait
 from andon_trainer.core.effects import (
@@ -21,8 +21,6 @@ from andon_trainer.core.effects import (
 )
 from andon_trainer.core.events import (
     Assigned,
-    AveragesComplete,
-    Committed,
     ControlLost,
     Event,
     LeftOut,
@@ -30,7 +28,7 @@ from andon_trainer.core.events import (
     Voided,
 )
 from andon_trainer.core.worker_state import RoundPhase, WorkerState
-from unit.andon_trainer.assigned_work import HEAD, KEY, NEXT, work
+from unit.andon_trainer.assigned_work import HEAD, KEY, NEXT, average, committed, wait_for, work
 
 THIRD, FOURTH = Key(7, 4), Key(7, 5)
 MINE: Ranges = (PositionRange(12, 14),)
@@ -42,10 +40,6 @@ def dealt(key: Key, parent: Key, *, attends: bool = False, positions: Ranges = M
     return replace(
         work(key, parent), positions=positions, attends=attends, attended=attends, rank=rank
     )
-
-
-def committed(key: Key, parent: Key) -> Committed:
-    return Committed(record=Record(key, parent, RecordKind.STEP, 4, Cursor(0, 16), (1,)))
 
 
 def computing(*, sent: bool = False) -> Conversation:
@@ -73,14 +67,6 @@ def late(*events: Event) -> Conversation:
     return conversation
 
 
-def wait_for(conversation: Conversation, wait: Wait) -> list[Any]:
-    conversation.wait_for(wait)
-    done: list[Any] = []
-    while not conversation.over and (effects := conversation.poll()):
-        done += effects
-    return done
-
-
 def next_round(conversation: Conversation) -> list[Any]:
     conversation.begin_anew()
     assert conversation.state.forget_round() is None
@@ -89,10 +75,7 @@ def next_round(conversation: Conversation) -> list[Any]:
 
 def make_up(conversation: Conversation, key: Key) -> list[Any]:
     """The script's part of a round that it attends, up to its record."""
-    assert conversation.begin()
-    conversation.receive(AveragesComplete(key, 2.0, 1))
-    assert wait_for(conversation, Wait.AVERAGES) == []
-    assert conversation.take_averages() is not None
+    average(conversation, key)
     return wait_for(conversation, Wait.COMMIT)
 
 
@@ -138,10 +121,7 @@ def test_it_arrives_with_what_it_owes() -> None:
 
     assert conversation.state.computed.missing(dealt(THIRD, HEAD)) == ()
     assert not conversation.attending.learning
-    assert conversation.begin()
-    conversation.receive(AveragesComplete(THIRD, 2.0, 1))
-    wait_for(conversation, Wait.AVERAGES)
-    conversation.take_averages()
+    average(conversation, THIRD)
     conversation.receive(committed(THIRD, HEAD))
     assert conversation.state.computed.due == (), "it is in the record"
 

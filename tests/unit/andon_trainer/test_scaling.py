@@ -69,6 +69,12 @@ def scaler_of() -> torch.amp.GradScaler:
     return torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
 
 
+def prepared(line: Line, net: nn.Module | None = None) -> tuple[Any, Any, Any, Any]:
+    """A script's model, optimizer, scaler and loader on a line."""
+    net = net or model()
+    return line.prepare(net, sgd(net)[0], scaler_of(), DataLoader(data(), BATCH))  # type: ignore[no-any-return]  # prepare gives back what it takes
+
+
 def body(
     optimizers: list[torch.optim.Optimizer], scaler: Any, net: nn.Module, *, clip: bool
 ) -> None:
@@ -208,9 +214,7 @@ def test_several_optimizers_and_their_schedulers_step_as_in_plain_pytorch(
 
 
 def test_the_reported_loss_is_the_one_before_scaling(line: Line) -> None:
-    net: Any = model()
-    loader: Any = DataLoader(data(), BATCH)
-    net, optimizer, scaler, loader = line.prepare(net, sgd(net)[0], scaler_of(), loader)
+    net, optimizer, scaler, loader = prepared(line)
     pairs = []
 
     for x, y, _ in loader:
@@ -224,9 +228,7 @@ def test_the_reported_loss_is_the_one_before_scaling(line: Line) -> None:
 
 
 def test_a_loss_of_thousands_of_terms_is_recognised(line: Line) -> None:
-    net: Any = model()
-    loader: Any = DataLoader(data(), BATCH)
-    net, optimizer, scaler, loader = line.prepare(net, sgd(net)[0], scaler_of(), loader)
+    net, optimizer, scaler, loader = prepared(line)
     x, y, _ = next(iter(loader))
     one = F.mse_loss(net(x), y)
 
@@ -253,9 +255,7 @@ def test_the_scaler_returns_what_the_optimizer_does(line: Line) -> None:
 
 
 def test_a_loss_of_which_a_part_is_scaled_is_refused_before_anything_happened(line: Line) -> None:
-    net: Any = model()
-    loader: Any = DataLoader(data(), BATCH)
-    net, optimizer, scaler, loader = line.prepare(net, sgd(net)[0], scaler_of(), loader)
+    net, optimizer, scaler, loader = prepared(line)
     x, y, _ = next(iter(loader))
     loss = F.mse_loss(net(x), y)
 
@@ -292,9 +292,7 @@ def test_an_overflow_at_a_scale_below_1_halts_the_line(line: Line) -> None:
 
 
 def test_a_loss_that_is_not_finite_halts_with_a_scaler_too(line: Line) -> None:
-    net: Any = model()
-    loader: Any = DataLoader(data(), BATCH)
-    net, _optimizer, _scaler, loader = line.prepare(net, sgd(net)[0], scaler_of(), loader)
+    net, _optimizer, _scaler, loader = prepared(line)
     x, y, _ = next(iter(loader))
 
     with pytest.raises(LineHalted, match="a loss of nan"):
@@ -319,9 +317,7 @@ def test_a_scaler_that_is_switched_off_changes_nothing(line: Line) -> None:
 
 def scaled_step(line: Line) -> tuple[Any, Any, Any]:
     """A script in the middle of its first loop body, after backward."""
-    net: Any = model()
-    loader: Any = DataLoader(data(), BATCH)
-    net, optimizer, scaler, loader = line.prepare(net, sgd(net)[0], scaler_of(), loader)
+    net, optimizer, scaler, loader = prepared(line)
     batches = iter(loader)
     x, y, _ = next(batches)
     line.backward(F.mse_loss(net(x), y))
@@ -397,9 +393,7 @@ def test_a_closed_line_leaves_the_scaler_as_it_was() -> None:
 
 def test_scale_and_overflows_in_a_row_are_in_the_checkpoint(tmp_path: Path) -> None:
     with Line(seed=3, run_dir=tmp_path, checkpoint_every=1, max_overflows=3) as line:
-        net: Any = Planted(model(), range(SAMPLES))
-        loader: Any = DataLoader(data(), BATCH)
-        net, optimizer, scaler, loader = line.prepare(net, sgd(net)[0], scaler_of(), loader)
+        net, optimizer, scaler, loader = prepared(line, Planted(model(), range(SAMPLES)))
         for _, (x, y, numbers) in zip(range(3), loader, strict=False):
             line.backward(F.mse_loss(net(x, numbers), y))
             body([optimizer], scaler, net, clip=False)
@@ -407,9 +401,7 @@ def test_scale_and_overflows_in_a_row_are_in_the_checkpoint(tmp_path: Path) -> N
     written = line.last_checkpoint
     assert written is not None
     with Line(seed=3, run_dir=tmp_path / "later", resume=written, max_overflows=3) as again:
-        net = Planted(model(), range(SAMPLES))
-        loader = DataLoader(data(), BATCH)
-        net, optimizer, scaler, loader = again.prepare(net, sgd(net)[0], scaler_of(), loader)
+        net, optimizer, scaler, loader = prepared(again, Planted(model(), range(SAMPLES)))
         assert (again.step, scaler.get_scale()) == (2, 256.0)
         x, y, numbers = next(batches := iter(loader))
         again.backward(F.mse_loss(net(x, numbers), y))

@@ -137,20 +137,6 @@ def test_a_changed_roster_costs_no_new_iteration_of_what_was_read_ahead(
     assert {begun for part in (first, second, third) for row in part for _, begun in row} == {1}
 
 
-def test_a_newcomer_costs_no_new_iteration_of_what_was_read_ahead(
-    feeders: Callable[..., StreamFeeder],
-) -> None:
-    feeder = feeders(Told(), num_workers=1)
-    alone = shares(0, 1)
-    first = [each.batch for each in feeder.batches(next(alone), lambda: alone)]
-
-    share = next(shares(0, 2, Cursor(0, 4)))
-    second = [each.batch for each in feeder.batches(share, nothing)]
-
-    assert [[item for item, _ in batch] for batch in (*first, *second)] == [[0, 1, 2, 3], [4, 5]]
-    assert len({begun for part in (first, second) for row in part for _, begun in row}) == 1
-
-
 def test_reading_in_this_process_leaves_the_scripts_generators_alone(
     feeders: Callable[..., StreamFeeder],
 ) -> None:
@@ -168,14 +154,6 @@ def test_reading_in_this_process_leaves_the_scripts_generators_alone(
     assert (random.random(), float(torch.rand(()))) == expected
 
 
-def test_drop_last_of_unknown_length_leaves_the_short_batch_out_on_every_rank(
-    feeders: Callable[..., StreamFeeder],
-) -> None:
-    read = [epoch_of(feeders(Counting(10), drop_last=True), rank, 2) for rank in range(2)]
-
-    assert read == [[[[0, 1]], [[4, 5]], []], [[[2, 3]], [[6, 7]], []]]
-
-
 def test_a_known_length_is_the_plans_and_drop_last_cuts_it(
     feeders: Callable[..., StreamFeeder],
 ) -> None:
@@ -187,6 +165,14 @@ def test_a_known_length_is_the_plans_and_drop_last_cuts_it(
     assert (unknown.dataset_size, unknown.epoch_size, unknown.drop_last) == (None, None, False)
 
 
+class Once(Counting):
+    """Has its items the first time only."""
+
+    def __iter__(self) -> Iterator[int]:
+        self.begun += 1
+        return iter(range(self.size if self.begun == 1 else 0))
+
+
 def test_an_epoch_without_items_is_an_error_and_not_an_endless_run(
     feeders: Callable[..., StreamFeeder],
 ) -> None:
@@ -195,12 +181,7 @@ def test_an_epoch_without_items_is_an_error_and_not_an_endless_run(
     with pytest.raises(ValueError, match="fewer than 4 items, and drop_last=True"):
         list(feeders(Counting(3), drop_last=True).batches(next(shares(0, 1)), nothing))
 
-    class Once(Counting):
-        def __iter__(self) -> Iterator[int]:
-            self.begun += 1
-            return iter(range(4 if self.begun == 1 else 0))
-
-    feeder = feeders(Once(0))
+    feeder = feeders(Once(BATCH))
     list(feeder.batches(next(shares(0, 1)), nothing))
     with pytest.raises(ValueError, match="epoch 1 of the Once has no item: its __iter__ must"):
         list(feeder.batches(next(shares(0, 1, Cursor(1, 0))), nothing))
@@ -303,15 +284,10 @@ def test_a_shuffle_that_nobody_seeded_is_refused(feeders: Callable[..., StreamFe
 def test_a_stream_without_items_or_for_one_iteration_is_refused(
     feeders: Callable[..., StreamFeeder],
 ) -> None:
-    class Once(Counting):
-        def __iter__(self) -> Iterator[int]:
-            self.begun += 1
-            return iter(range(20 if self.begun == 1 else 0))
-
     with pytest.raises(StreamRefused, match="yields no item"):
         feeders(Counting(0)).digest(CPU)
     with pytest.raises(StreamRefused, match="only the first time"):
-        feeders(Once(0)).digest(CPU)
+        feeders(Once(20)).digest(CPU)
 
 
 def test_a_skip_that_leaves_out_another_number_is_refused_and_a_right_one_is_not(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from andon_trainer import Line
 from unit.andon_trainer.solo import BATCH, model
-from unit.andon_trainer.streams import Counting, Plain
+from unit.andon_trainer.streams import Plain
 
 
 class Rows(IterableDataset[Any]):
@@ -121,22 +120,6 @@ def test_an_object_with_nothing_but_iter_is_trained_on() -> None:
     losses, _, _ = trained(DataLoader(Plain(22), BATCH), 1)  # type: ignore[arg-type]  # no Dataset
 
     assert losses == plain(DataLoader(Rows(22), BATCH), 1)[0]
-
-
-def test_an_epoch_that_is_left_early_begins_the_next_one_at_its_first_item(line: Line) -> None:
-    stream = Counting(40)
-    net = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
-    net, optimizer, loader = line.prepare(net, optimizer, DataLoader(stream, 4))
-    seen: list[list[int]] = []
-
-    for _epoch in line.epochs(3):
-        for batch in itertools.islice(loader, 2):
-            line.backward(net(batch.float()[:, None]).mean())
-            optimizer.step()
-            seen.append(batch.tolist())
-
-    assert [batch[0] for batch in seen] == [0, 4, 1000, 1004, 2000, 2004]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
