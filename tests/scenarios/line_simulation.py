@@ -116,7 +116,6 @@ class Simulation:
 
     def check(self) -> None:
         """No two workers of one head differ; what moved weights is durable and whole."""
-        check_indices(self.bench.line._core.members)
         by_head: dict[Key, Weights] = {}
         durable = {record.key for record, _ in self.history}
         for process in self.processes:
@@ -377,6 +376,8 @@ class Simulation:
         self._post(self.bench.send(event))
 
     def _post(self, effects: list[do.Effect]) -> None:
+        """Passes on what an event had for effects, after which the core's indices must be right."""
+        check_indices(self.bench.line._core.members)
         streams = {each.stream: each for each in self.processes if each.stream is not None}
         for effect in effects:
             process = streams.get(getattr(effect, "stream", -1))
