@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from andon.host.errors import ExitCode
-from andon_cli.verbs import VERBS
 from andon_server.runs import JOURNAL
 from unit.andon_cli.books import Book
 from unit.andon_cli.pipes import end_of
@@ -25,20 +24,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book.close()
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_help_of_every_command_ends_quietly(
-    verb: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert end_of([verb, "--help"], monkeypatch) == ExitCode.UNREAD
-
-    assert capfd.readouterr().err == ""
-
-
 @pytest.mark.parametrize(
     "argv",
     [
         ["--help"],
         ["--version"],
+        ["run", "--help"],
         ["history"],
         ["history", "--format", "json"],
         ["show"],

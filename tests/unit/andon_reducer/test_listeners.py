@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-import pytest
 
 from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient, Slice
 from andon.protocol.reasons import Reason
@@ -230,37 +229,29 @@ class Simulation:
                 self.read(number)
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_members_do_not_notice_listeners_which_hear_whole_rounds(seed: int) -> None:
-    alone, heard = Simulation(seed, most_listeners=0), Simulation(seed, most_listeners=3)
-
-    alone.run()
-    heard.run()
-
-    ranks = range(len(heard.shares))
-    for round_ in range(1, ROUNDS + 1):
-        key = Key(1, round_)
-        averages = heard.got[0, key]
-        assert averages
-        for rank in ranks:
-            assert heard.got[rank, key] == alone.got[rank, key] == averages
-        for listener in heard.listening:
-            whole = (listener, key) in heard.whole
-            assert heard.got[listener, key] == (averages if whole else {}), (seed, listener, key)
-    assert heard.rounds.inflight_bytes == 0
-
-
-def test_the_simulation_meets_what_it_is_for() -> None:
-    heard, refused, partly = 0, 0, 0
+def test_members_do_not_notice_listeners_which_hear_whole_rounds() -> None:
+    whole, refused, partly = 0, 0, 0
 
     for seed in range(150):
-        simulation = Simulation(seed, most_listeners=3)
-        simulation.run()
-        heard += len(simulation.whole)
-        refused += simulation.refused
-        partly += any(simulation.shares) and not all(simulation.shares)
+        alone, heard = Simulation(seed, most_listeners=0), Simulation(seed, most_listeners=3)
+        alone.run()
+        heard.run()
+        for round_ in range(1, ROUNDS + 1):
+            key = Key(1, round_)
+            averages = heard.got[0, key]
+            assert averages, seed
+            for rank in range(len(heard.shares)):
+                assert heard.got[rank, key] == alone.got[rank, key] == averages, seed
+            for listener in heard.listening:
+                expected = averages if (listener, key) in heard.whole else {}
+                assert heard.got[listener, key] == expected, (seed, listener, key)
+        assert heard.rounds.inflight_bytes == 0, seed
+        whole += len(heard.whole)
+        refused += heard.refused
+        partly += any(heard.shares) and not all(heard.shares)
 
-    assert heard > 100
+    # The simulations are worth something, since all that they are for happens.
+    assert whole > 100
     assert refused > 10
     assert partly > 10
 
