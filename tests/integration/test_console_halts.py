@@ -69,42 +69,38 @@ def report_of(folder: Path) -> dict[str, Any]:
     return report
 
 
-def test_a_halted_run_offers_three_answers_and_goes_on_also_if_nobody_reads_what_resume_says(
+def test_a_halt_reads_the_same_everywhere_and_its_answer_counts_also_if_nobody_reads_what_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with halted_run(tmp_path) as (run, seen):
-        assert seen[-4:] == [
-            HALTED,
-            "        andon resume          try the step again",
-            "        andon resume --skip   leave its 4 samples out, and record them as skipped",
-            "        andon resume --drop 1 go on without worker 1",
-        ]
-        with monkeypatch.context() as patch:
-            patch.chdir(tmp_path)
-            code = end_of(["resume"], patch)
-        assert (code, finish(run)[0]) == (141, 0)
-
-
-def test_a_halt_reads_the_same_in_status_history_journal_and_terminal(tmp_path: Path) -> None:
-    with halted_run(tmp_path) as (_, seen):
         _, table, _ = andon(tmp_path, "status")
         _, costs, _ = andon(tmp_path, "top", "--once", "--format", "json")
         _, status, _ = andon(tmp_path, "status", "--format", "json")
         _, past, _ = andon(tmp_path, "history")
         _, history, _ = andon(tmp_path, "history", "--format", "json")
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            resumed = end_of(["resume"], patch)
+        ended, _, _ = finish(run)
 
     [halt] = halts_of(tmp_path)
     told = json.loads(status)["halt"]
     workers = json.loads(costs)["workers"]
-    [run] = json.loads(history)
-    assert HALTED in seen
+    [known] = json.loads(history)
+    assert seen[-4:] == [
+        HALTED,
+        "        andon resume          try the step again",
+        "        andon resume --skip   leave its 4 samples out, and record them as skipped",
+        "        andon resume --drop 1 go on without worker 1",
+    ]
     assert HALTED in table.splitlines()
     assert f"      {HALTED} Not answered." in past.splitlines()
-    assert run["state"] == "halted"
-    assert told == {name: run["halts"][0][name] for name in told}
+    assert known["state"] == "halted"
+    assert told == {name: known["halts"][0][name] for name in told}
     assert (halt.evidence.message, halt.evidence.at_unix_s) == (told["message"], told["at_unix_s"])
     assert str(halt.evidence.key) == told["key"]
     assert [sorted(each["worker"] for each in workers), json.loads(costs)["step"]] == [[0, 1], 2]
+    assert (resumed, ended) == (141, 0)
 
 
 @pytest.mark.parametrize(
@@ -232,25 +228,22 @@ def test_where_nothing_is_halted_there_is_nothing_to_answer(tmp_path: Path) -> N
     assert "run 7f3a is not halted (FORMING, step 0)" in errors
 
 
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [
-        (("--halt", "7"), "the present halt is 1, not 7"),
-        (("--drop", "5"), "there is no worker 5"),
-        (("--skip",), "there is no step whose samples could be skipped"),
-    ],
-)
-def test_an_answer_that_can_not_be_given_is_refused_and_the_halt_stands(
-    tmp_path: Path, answer: tuple[str, ...], why: str
-) -> None:
+def test_an_answer_that_can_not_be_given_is_refused_and_the_halt_stands(tmp_path: Path) -> None:
+    why = {
+        ("--halt", "7"): "the present halt is 1, not 7",
+        ("--drop", "5"): "there is no worker 5",
+        ("--skip",): "there is no step whose samples could be skipped",
+    }
+
     with served(tmp_path):
         andon(tmp_path, "halt")
-        code, output, errors = andon(tmp_path, "resume", *answer)
+        answers = {answer: andon(tmp_path, "resume", *answer) for answer in why}
         _, status, _ = andon(tmp_path, "status", "--format", "json")
 
-    assert (code, output) == (4, "")
-    assert why in errors
-    assert "andon status" in errors
+    for answer, (code, output, errors) in answers.items():
+        assert (code, output) == (4, ""), answer
+        assert why[answer] in errors
+        assert "andon status" in errors
     assert json.loads(status)["state"] == "HALTED"
 
 
