@@ -1,8 +1,7 @@
 """One rank of a session: usage `rank.py ADDRESS RANK WORLD_SIZE MODE`.
 
-It says `formed`, and at the end `over: ...`. MODE: `wait` waits for the end of the session, `leave`
-leaves at once, `hold` after it has held the interpreter's lock for three seconds, `fail` raises,
-`call` is in a call that does not end.
+It says `formed`, and at the end `over: ...`. MODE: `wait` waits for the end of the session, `hold`
+leaves after it has held the interpreter's lock for three seconds.
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-import time
 
-from andon.protocol.peer_calls import Call, CallKind, PendingCall
 from andon.protocol.sessions import RankReport
 from andon_trainer.errors import SessionEnded
 from andon_trainer.peers.attending import AttendSettings, attend
@@ -30,22 +27,10 @@ def main() -> None:
     attending = attend(AttendSettings(address=address, rank=rank, world_size=size))
     over = threading.Event()
     attending.watch(lambda _: over.set())
-    began = time.monotonic()
-
-    def report() -> RankReport:
-        call = Call(kind=CallKind.ALL_REDUCE, dtype="float32", count=8 + rank, reduction="sum")
-        pending = PendingCall(
-            group_name="default", group=7, sequence=3, call=call, open_s=time.monotonic() - began
-        )
-        return RankReport(steps=2, bytes=64, pending=pending if mode == "call" else None)
-
-    attending.report_from(report)
+    attending.report_from(lambda: RankReport(steps=2, bytes=64))
     say(f"formed {attending.formed.key}")
-    if mode == "fail":
-        raise ValueError("no such file: data.bin")
     if mode == "hold":
         ctypes.PyDLL(None).sleep(3)  # Unlike CDLL, it keeps the lock.
-    if mode in ("leave", "hold"):
         attending.leave(done=True)
         say(f"left {attending.over}")
         return

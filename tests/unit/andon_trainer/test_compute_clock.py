@@ -17,6 +17,7 @@ from andon_trainer.averaging.compute_clock import (
     HostStopwatch,
     make_clock,
 )
+from unit.andon_trainer.gpus import needs_cuda
 from unit.andon_trainer.step_bench import BATCH, StepBench
 
 
@@ -274,11 +275,7 @@ def test_a_cpu_has_the_hosts_clock() -> None:
     assert clock.read().micro_batches == 1
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(
-    not torch.cuda.is_available(),
-    reason="needs a CUDA device and a CUDA build of torch; then: pytest -m cuda",
-)
+@needs_cuda
 def test_on_a_real_gpu_queued_work_is_timed_though_the_host_did_not_wait() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     clock = make_clock(device)

@@ -173,14 +173,16 @@ def test_a_void_round_ends_the_wait_without_averages() -> None:
     assert not conversation.begin()
 
 
-def test_c_commit_001_the_record_ends_the_wait_for_it() -> None:
+def test_c_commit_001_the_record_of_averages_that_are_held_ends_the_wait_for_it() -> None:
     conversation = holding()
     conversation.wait_for(Wait.COMMIT)
     before = conversation.over
 
     assert conversation.receive(committed()) == [StepDone(KEY)]
     assert (before, conversation.over) == (False, True)
-    assert conversation.state.take_commit() == committed()
+    state = conversation.state
+    assert (state.head, state.step, state.cursor) == (KEY, 4, Cursor(0, 16))
+    assert [state.take_commit(), state.take_commit()] == [committed(), None]
 
 
 def test_a_round_that_is_given_up_is_reported_and_void() -> None:

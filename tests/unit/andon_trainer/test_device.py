@@ -19,6 +19,7 @@ from andon_trainer.process.device import (
     pick_device,
     processor_in,
 )
+from unit.andon_trainer.gpus import needs_cuda
 
 
 @pytest.mark.parametrize(
@@ -83,11 +84,7 @@ def test_a_gpu_is_called_what_the_hardware_calls_it_if_that_is_known() -> None:
     assert names == ["ffc79498-8ff3-c2dc-3b0d-fafd804516ae", "index-3"]
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(
-    not torch.cuda.is_available(),
-    reason="needs a CUDA device and a CUDA build of torch; then: pytest -m cuda",
-)
+@needs_cuda
 def test_this_hosts_gpus_have_names_of_their_own() -> None:
     count = torch.cuda.device_count()
 
@@ -116,11 +113,7 @@ def test_f_dp_004_the_report_is_of_the_device_that_is_used() -> None:
     assert cores >= 1
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(
-    not torch.cuda.is_available(),
-    reason="needs a CUDA device and a CUDA build of torch; then: pytest -m cuda",
-)
+@needs_cuda
 def test_f_dp_004_the_picked_gpu_is_the_processs_current_one_and_named() -> None:
     device = pick_device(torch.cuda.device_count() - 1)
 
@@ -171,11 +164,7 @@ def test_a_cpu_has_no_counters_beside_the_processs_own() -> None:
     assert (sample(), notes) == ({}, ())
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(
-    not torch.cuda.is_available(),
-    reason="needs a CUDA device and a CUDA build of torch; then: pytest -m cuda",
-)
+@needs_cuda
 def test_a_gpus_memory_is_sampled_and_its_utilisation_if_the_library_is_there() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     kept = torch.zeros(2**20, device=device)

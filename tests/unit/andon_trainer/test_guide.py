@@ -119,12 +119,17 @@ def batches(count: int, size: int = 8) -> list[torch.Tensor]:
     return found[:count]
 
 
-def train_plainly(model: nn.Module, x: torch.Tensor, y: torch.Tensor, lr: float) -> None:
-    """One step of plain PyTorch on a whole batch."""
+def step_plainly(model: nn.Module, loss: torch.Tensor, lr: float = 0.1) -> None:
+    """One step of plain PyTorch."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     optimizer.zero_grad()
-    F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]  # torch's own
+    loss.backward()  # type: ignore[no-untyped-call]  # torch's own
     optimizer.step()
+
+
+def train_plainly(model: nn.Module, x: torch.Tensor, y: torch.Tensor, lr: float) -> None:
+    """One step of plain PyTorch on a whole batch."""
+    step_plainly(model, F.cross_entropy(model(x), y), lr)
 
 
 def plain_twin(
@@ -342,17 +347,14 @@ def test_a_hidden_state_is_carried_through_the_columns_of_a_text() -> None:
 
     torch.manual_seed(1)
     twin = done["Reader"]()
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.5)
     columns = done["text"].view(8, -1)
     for _epoch in range(2):
         state = None
         for start in range(0, 70, 10):
             scores, state = twin(columns[:, start : start + 10], state)
             state = tuple(part.detach() for part in state)
-            optimizer.zero_grad()
             targets = columns[:, start + 1 : start + 11].flatten()
-            F.cross_entropy(scores.flatten(0, 1), targets).backward()  # type: ignore[no-untyped-call]  # torch's own
-            optimizer.step()
+            step_plainly(twin, F.cross_entropy(scores.flatten(0, 1), targets), lr=0.5)
     assert done["line"].step == 14
     assert same(done["model"], twin)
 
@@ -362,13 +364,10 @@ def test_a_loss_of_gathered_samples_is_that_of_one_process() -> None:
 
     torch.manual_seed(1)
     twin = done["TwoViews"]()
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
     x, _ = done["train_set"].tensors
     for rows in batches(8):
         scores = twin(x[rows]) @ twin(x[rows].flip(1)).T * twin.scale.exp()
-        optimizer.zero_grad()
-        F.cross_entropy(scores, torch.arange(len(rows))).backward()  # type: ignore[no-untyped-call]  # torch's own
-        optimizer.step()
+        step_plainly(twin, F.cross_entropy(scores, torch.arange(len(rows))))
     assert done["line"].step == 8
     assert same(done["model"], twin)
 
@@ -377,14 +376,11 @@ def test_a_task_is_a_sample_in_maml() -> None:
     done = run("guide/coupled-losses", 1)
 
     twin = Net()
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
     for epoch in range(4):
         order = Order(1, epoch, 5).indices(0, 5).tolist()
         for rows in (order[:3], order[3:]):
             losses = [done["adapted_loss"](twin, *done["tasks"][row]) for row in rows]
-            optimizer.zero_grad()
-            torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]  # torch's own
-            optimizer.step()
+            step_plainly(twin, torch.stack(losses).mean())
     assert done["line"].step == 8
     assert same(done["model"], twin)
 
@@ -414,16 +410,12 @@ def test_a_gradient_penalty_is_a_part_of_the_loss() -> None:
     done = run("guide/several-models", 0)
 
     twin = Net()
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
     inputs, targets = done["train_set"].tensors
     for rows in batches(8):
         x = inputs[rows].requires_grad_()
         scores = twin(x)
         (slopes,) = torch.autograd.grad(scores.sum(), x, create_graph=True)
-        loss = F.cross_entropy(scores, targets[rows]) + slopes.square().sum(1).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        step_plainly(twin, F.cross_entropy(scores, targets[rows]) + slopes.square().sum(1).mean())
     assert done["line"].step == 8
     assert same(done["model"], twin)
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from andon_trainer import Line
 from andon_trainer.schedules.loop_checks import check_device
 from andon_trainer.script.prepared import Prepared, is_on_several_devices, place, refuse_modules
+from unit.andon_trainer.gpus import needs_cuda
 from unit.andon_trainer.solo import SAMPLES, data, model
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -55,11 +56,7 @@ def test_a_model_on_several_devices_is_not_moved_and_not_missed() -> None:
     assert {part.device for part in net.parameters()} == {CPU, META}
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(
-    not torch.cuda.is_available(),
-    reason="needs a CUDA device and a CUDA build of torch; then: pytest -m cuda",
-)
+@needs_cuda
 def test_a_model_on_a_gpu_and_the_cpu_trains_as_on_one_device() -> None:
     torch.manual_seed(0)
     first, last = nn.Linear(5, 7).to("cuda"), nn.Linear(7, 1)

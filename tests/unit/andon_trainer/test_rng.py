@@ -13,6 +13,7 @@ import torch
 
 from andon_trainer.state import rng
 from andon_trainer.state.trees import join_tree, pack_tensors, split_tree, unpack_tensors
+from unit.andon_trainer.gpus import needs_cuda
 
 CPU = torch.device("cpu")
 
@@ -70,11 +71,7 @@ def test_generators_that_were_seeded_alike_have_one_digest() -> None:
     assert first["torch"] != second["torch"]
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(
-    not torch.cuda.is_available(),
-    reason="needs a CUDA device and a CUDA build of torch; then: pytest -m cuda",
-)
+@needs_cuda
 def test_the_generator_of_the_cuda_device_goes_on_exactly() -> None:
     device = torch.device("cuda", 0)
     states = through_files(rng.capture(device))

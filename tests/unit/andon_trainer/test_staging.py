@@ -17,15 +17,9 @@ from andon_trainer.averaging.staging import (
 from andon_trainer.averaging.tap import GradientTap
 from andon_trainer.core.calls import Bytes, Floats
 from andon_trainer.model.layout import plan_model
+from unit.andon_trainer.gpus import CUDA, needs_cuda
 
-needs_cuda = pytest.mark.skipif(
-    not torch.cuda.is_available(),
-    reason="needs a CUDA device and a CUDA build of torch; then: pytest -m cuda",
-)
-PATHS = [
-    pytest.param("cpu", id="cpu"),
-    pytest.param("cuda", id="cuda", marks=[pytest.mark.cuda, needs_cuda]),
-]
+PATHS = ["cpu", pytest.param("cuda", marks=CUDA)]
 
 
 def model_on(place: str, width: int = 8, layers: int = 3) -> nn.Sequential:
@@ -134,7 +128,6 @@ def test_a_model_in_host_memory_takes_the_cpus_path_whatever_the_device() -> Non
     assert isinstance(make_staging(plan, torch.device("cuda")), HostStaging)
 
 
-@pytest.mark.cuda
 @needs_cuda
 def test_a_model_on_one_gpu_takes_the_cuda_path_into_pinned_memory() -> None:
     model = model_on("cuda")
@@ -145,7 +138,6 @@ def test_a_model_on_one_gpu_takes_the_cuda_path_into_pinned_memory() -> None:
     assert staging.collect(0).is_pinned()
 
 
-@pytest.mark.cuda
 @needs_cuda
 def test_a_copy_waits_for_the_stream_that_made_the_gradient() -> None:
     model = model_on("cuda", width=512, layers=1)
@@ -161,7 +153,6 @@ def test_a_copy_waits_for_the_stream_that_made_the_gradient() -> None:
     assert staging.collect(0)[: 512 * 512].eq(1).all()
 
 
-@pytest.mark.cuda
 @needs_cuda
 def test_many_steps_on_a_gpu_deliver_what_backward_made_and_take_averages_back() -> None:
     model = model_on("cuda", width=256, layers=6)

@@ -20,6 +20,7 @@ from andon_trainer.schedules.loop_steps import LoopParts
 from andon_trainer.schedules.stepper import Stepper, StepperGate
 from andon_trainer.script.gates import Audit, gate_optimizer
 from andon_trainer.state.replica import Replica
+from unit.andon_trainer.gpus import needs_cuda
 from unit.andon_trainer.stand_in import DEVICE, Waits
 
 SAMPLES, BATCH, CLASSES = 18, 6, 3
@@ -90,11 +91,7 @@ def test_a_count_that_arrives_after_backward_is_checked_before_the_weights_move(
     assert member.position.step == 0
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(
-    not torch.cuda.is_available(),
-    reason="needs a CUDA device and a CUDA build of torch; then: make gpu",
-)
+@needs_cuda
 def test_on_a_gpu_no_call_of_a_solo_loop_synchronises() -> None:
     line = Line(device="cuda")
     net, optimizer, loader = script(line.device)

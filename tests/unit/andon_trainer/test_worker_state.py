@@ -90,17 +90,6 @@ def test_round_that_was_begun_is_over_when_the_script_wants_the_next() -> None:
     assert state.phase is RoundPhase.NONE
 
 
-def test_c_commit_001_step_is_applied_with_its_averages_held() -> None:
-    state = holding()
-
-    effects = state.receive(committed())
-
-    assert effects == [StepDone(KEY)]
-    assert (state.head, state.step, state.cursor) == (KEY, 4, Cursor(0, 16))
-    assert state.take_commit() == committed()
-    assert state.take_commit() is None
-
-
 @pytest.mark.parametrize("state", [at_head(), assigned()], ids=["none", "open"])
 def test_c_commit_001_step_whose_averages_are_not_held_is_not_applied(
     state: WorkerState,
@@ -196,14 +185,6 @@ def test_lost_stream_voids_the_open_round_but_not_one_that_is_held() -> None:
     assert open_.lost() == [EndExchange("the coordinator was lost")]
     assert held.lost() == []
     assert (open_.held_key, held.held_key) == (None, KEY)
-
-
-def test_work_is_asked_for_anew_after_a_loss() -> None:
-    state = at_head()
-    state.must_ask(1)
-    state.lost()
-
-    assert state.must_ask(1)
 
 
 def test_a_worker_in_sync_holds_averages_of_a_round_without_record() -> None:
