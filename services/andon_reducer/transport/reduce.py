@@ -4,10 +4,9 @@ The event loop owns the core. `Rounds.receive` is called between awaits, never a
 effects are carried out before anything else runs. So nothing here needs a lock. Threads get parts
 of deliveries and return framed averages; they touch nothing else.
 
-A gradient in this file: `_read` parses a message, or `_read_lanes` gets one that a lane's thread
-has parsed, `_take` makes an event of it, the core answers with Reduce once a chunk is complete,
-`_begin` hands it to the threads, `_reduced` reports it to the core, which answers with SendAverage,
-and the stream's writer calls `_sent`.
+A gradient in this file: `stream_requests` makes an event of its message, the core answers with
+Reduce once a chunk is complete, `_begin` hands it to the threads, `_reduced` reports it to the
+core, which answers with SendAverage, and the stream's writer calls `_sent`.
 """
 
 from __future__ import annotations
@@ -25,12 +24,8 @@ from andon.host.arena import CAPABILITY, SOCKET_CAPABILITY
 from andon.host.logs import LogEvent
 from andon.protocol.capabilities import LISTENING, REDUCER_CAPABILITIES
 from andon.protocol.messages import (
-    Abstain,
-    BlockGradient,
     OpenRound,
-    Request,
     RoundOpened,
-    SharedMemoryMapped,
 )
 from andon.protocol.reasons import Reason
 from andon.protocol.records import latest_plausible_term
@@ -42,7 +37,6 @@ from andon.wire.frames import (
     FrameError,
     frame_response,
     parse_request,
-    parse_requests,
     split_response,
 )
 from andon.wire.lane_reports import frame_report, read_asked
@@ -63,12 +57,9 @@ from andon_reducer.core.effects import (
     SendNotice,
 )
 from andon_reducer.core.events import (
-    Abstained,
     AverageSent,
     ChunkReduced,
     Event,
-    GradientArrived,
-    MemoryMapped,
     ReduceStreamEnded,
     ReduceStreamOpened,
 )
@@ -81,7 +72,8 @@ from andon_reducer.transport.arenas import Arenas, StreamMemory
 from andon_reducer.transport.averaging import AveragingThreads, Delivery, fault_of_failed
 from andon_reducer.transport.loop_calls import LoopCalls
 from andon_reducer.transport.reduce_stream import Context, OutgoingMessage, ReduceStream
-from andon_reducer.transport.tcp_lanes import LaneOffers, StreamLanes
+from andon_reducer.transport.stream_requests import StreamRequests
+from andon_reducer.transport.tcp_lanes import LaneOffers
 
 __all__ = ["CAPABILITIES", "ReduceServicer"]
 
@@ -119,6 +111,9 @@ class ReduceServicer:
         self._limit = CallLimit(config.limits.max_streams_per_worker, "streams")
         self._threads = AveragingThreads(config.threads, self._reduced, calls)
         self._numbers = itertools.count(1)
+        self._requests = StreamRequests(
+            announced, observer, receive=self._receive, take_back=self._take_back
+        )
         self._streams: dict[int, ReduceStream] = {}
         self._deliveries: dict[int, Delivery] = {}
         """By job, from its Reduce until its ChunkReduced was received: what threads have, or wait
@@ -211,12 +206,13 @@ class ReduceServicer:
 
     async def _carry(self, stream: ReduceStream, messages: AsyncIterator[bytes]) -> None:
         """Carries a stream's messages both ways, to its end."""
-        readers = [asyncio.create_task(self._read(stream, messages))]
+        requests = self._requests
+        readers = [asyncio.create_task(requests.read(stream, messages))]
         if stream.socket is not None:
             over_it = stream.socket.messages()
-            readers.append(asyncio.create_task(self._read(stream, over_it, over_socket=True)))
+            readers.append(asyncio.create_task(requests.read(stream, over_it, over_socket=True)))
         if stream.lanes is not None:
-            readers.append(asyncio.create_task(self._read_lanes(stream, stream.lanes)))
+            readers.append(asyncio.create_task(requests.read_lanes(stream, stream.lanes)))
         writer = asyncio.create_task(stream.write_all(partial(self._sent, stream)))
         try:
             ends: set[asyncio.Future[Any]] = {*readers, writer, stream.refusal}
@@ -305,7 +301,7 @@ class ReduceServicer:
                 stream.socket = memory.listen()
             if stream.socket is not None:
                 stream.socket.lost = partial(_lost, stream)
-                stream.socket.take = partial(self._take_now, stream)
+                stream.socket.take = partial(self._requests.take_now, stream)
                 opened = replace(opened, capabilities=(*shared, SOCKET_CAPABILITY))
             opened = memory.offered(opened)
         else:
@@ -343,134 +339,6 @@ class ReduceServicer:
         self._receive(ReduceStreamEnded(stream.number))
         if not self._streams:
             self._idle.set()
-
-    async def _read(
-        self, stream: ReduceStream, messages: AsyncIterator[bytes], *, over_socket: bool = False
-    ) -> None:
-        """Takes what comes over gRPC, or over the socket beside shared memory."""
-        try:
-            async for data in messages:
-                # The core, or another stream's message, may have ended this one during the await.
-                if stream.refusal.done():
-                    return
-                for request in self._requests_in(stream, data, over_socket=over_socket):
-                    # One message of a batch may pause the stream: the rest of it waits too.
-                    if not stream.is_readable:
-                        await stream.readable()
-                    await self._until_announced(stream, request)
-                    if stream.refusal.done():
-                        return
-                    self._take(stream, request)
-        except FrameError as error:
-            stream.refuse(CallRefusal(Reason.INVALID_MESSAGE, str(error)))
-        except CallRefused as refused:
-            stream.refuse(refused.refusal)
-
-    def _take_now(self, stream: ReduceStream, data: bytes) -> bool:
-        """Takes a message of a stream's socket if it is small, and nothing has to be awaited."""
-        if stream.refusal.done() or not stream.is_readable:
-            return False
-        try:
-            request, *others = parse_requests(data)
-        except FrameError:
-            return False  # It is refused where it is read again.
-        if others or not isinstance(request, BlockGradient | Abstain):
-            return False
-        if isinstance(request, BlockGradient) and request.slice is None:
-            return False
-        if not self._announced.is_announced(stream.run_id, request.key):
-            return False
-        try:
-            _require_proof(stream, request)
-            self._take(stream, request)
-        except CallRefused as refused:
-            stream.refuse(refused.refusal)
-        return True
-
-    def _requests_in(
-        self, stream: ReduceStream, data: bytes, *, over_socket: bool
-    ) -> list[Request]:
-        """The messages in what came, counted.
-
-        Raises:
-            FrameError: the bytes are no message.
-            CallRefused: they may not come this way.
-        """
-        if not over_socket:
-            self._go_over_grpc(stream)
-        requests = parse_requests(data)
-        if over_socket:
-            _require_proof(stream, requests[0])
-        if any(isinstance(each, BlockGradient) and not each.slice for each in requests):
-            path = DataPath.SHARED_MEMORY if over_socket else DataPath.WIRE
-            self._observer.moved(Direction.UP, len(data), path)
-        return requests
-
-    def _go_over_grpc(self, stream: ReduceStream) -> None:
-        """A message came over gRPC: the worker has decided to go on there.
-
-        Raises:
-            CallRefused: it had decided otherwise.
-        """
-        if stream.uses_lanes or stream.uses_socket:
-            other = "TCP lanes" if stream.uses_lanes else "the socket beside its memory"
-            text = f"a message over gRPC on a stream whose messages travel over {other}"
-            raise CallRefused(Reason.INVALID_MESSAGE, text)
-        self._take_back(stream)
-
-    async def _read_lanes(self, stream: ReduceStream, lanes: StreamLanes) -> None:
-        try:
-            async for request, size in lanes.requests():
-                if not stream.is_readable:
-                    await stream.readable()
-                await self._until_announced(stream, request)
-                if stream.refusal.done():
-                    return
-                if isinstance(request, BlockGradient):
-                    self._observer.moved(Direction.UP, size, DataPath.TCP)
-                self._take(stream, request)
-                # The name would keep the payload alive while this waits.
-                del request
-        except CallRefused as refused:
-            stream.refuse(refused.refusal)
-
-    async def _until_announced(self, stream: ReduceStream, request: Request) -> None:
-        """Waits until the coordinator has opened the round of a message.
-
-        The first message of a greater key frees all older rounds (rule 14). So the core must not
-        see a key that a worker made up.
-
-        Raises:
-            CallRefused: there is no such round.
-        """
-        if not isinstance(request, BlockGradient | Abstain):
-            return
-        # Almost always the case, so nothing is awaited, and no other stream comes in between.
-        if self._announced.is_announced(stream.run_id, request.key):
-            return
-        await self._announced.round_of(stream.run_id, request.key)
-
-    def _take(self, stream: ReduceStream, request: Request) -> None:
-        """One message of a worker.
-
-        Raises:
-            CallRefused: the stream must end with it.
-        """
-        match request:
-            case BlockGradient(slice=None):
-                self._receive(GradientArrived(stream.number, _as_agreed(stream, request)))
-            case BlockGradient():
-                gradient = _memory_of(stream).resolve(request)
-                self._observer.moved(Direction.UP, gradient.payload.nbytes, DataPath.SHARED_MEMORY)
-                self._receive(GradientArrived(stream.number, gradient))
-            case Abstain():
-                self._receive(Abstained(stream.number, request))
-            case SharedMemoryMapped():
-                _memory_of(stream).prove(request)
-                self._receive(MemoryMapped(stream.number))
-            case OpenRound():
-                text = "OpenRound may only be the first message of a stream"
-                raise CallRefused(Reason.INVALID_MESSAGE, text)
 
     def _receive(self, event: Event) -> None:
         for effect in self._rounds.receive(event, time.monotonic()):
@@ -572,35 +440,3 @@ def _lost(stream: ReduceStream, why: str) -> None:
     """A message could not be written to a stream's socket."""
     text = f"the socket beside the shared memory broke: {why}"
     stream.refuse(CallRefusal(Reason.PEER_GONE, text))
-
-
-def _require_proof(stream: ReduceStream, request: Request) -> None:
-    """Only who has mapped a stream's memory may speak on its socket.
-
-    Raises:
-        CallRefused: this is no proof, and none came before.
-    """
-    if not (_memory_of(stream).mapped or isinstance(request, SharedMemoryMapped)):
-        text = "the first message on the socket beside shared memory is not SharedMemoryMapped"
-        raise CallRefused(Reason.INVALID_MESSAGE, text)
-
-
-def _memory_of(stream: ReduceStream) -> StreamMemory:
-    if stream.memory is None:
-        text = "the stream uses shared memory, though none was offered: send bytes"
-        raise CallRefused(Reason.INVALID_MESSAGE, text)
-    return stream.memory
-
-
-def _as_agreed(stream: ReduceStream, gradient: BlockGradient) -> BlockGradient:
-    """A chunk of bytes with a checksum if the stream was opened so, else without.
-
-    Raises:
-        CallRefused: it has none.
-    """
-    if not stream.checked:
-        return gradient if gradient.crc32c is None else replace(gradient, crc32c=None)
-    if gradient.crc32c is None:
-        text = f"a chunk without crc32c on a stream that was opened with {checksums.CAPABILITY}"
-        raise CallRefused(Reason.INVALID_MESSAGE, text)
-    return gradient
