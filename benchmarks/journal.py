@@ -118,11 +118,11 @@ def read(path: Path, repeats: int) -> dict[str, float]:
 
     def recover() -> None:
         with _store(path) as store:
-            store.history()
+            store.past.history()
 
     def count() -> None:
         with _store(path) as store:
-            store.counts()
+            store.past.counts()
 
     def head() -> None:
         with JournalReader(path) as reader:
