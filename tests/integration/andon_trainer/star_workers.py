@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,8 @@ from integration.reducer_bench import RUN, SECRET, Reducer
 
 __all__ = [
     *("CHUNK", "LAYOUT", "PATHS", "PATIENCE_S", "POLICY", "SIZES"),
-    *("StarWorker", "exchanged", "means", "opening_of", "shares_of", "star", "weighted_mean"),
+    *("StarWorker", "exchanged", "lanes_of", "means", "opening_of", "shares_of", "star"),
+    "weighted_mean",
 ]
 
 CHUNK = 2**8
@@ -195,6 +197,11 @@ def exchanged(workers: Sequence[StarWorker], number: int) -> list[bytes]:
     for worker in workers:
         worker.exchange.end()
     return found
+
+
+def lanes_of(worker: StarWorker) -> Any:
+    """A worker's lanes to its first reducer; None: gRPC carries everything."""
+    return worker.exchange._reducers[0]._wire._lanes
 
 
 def weighted_mean(workers: Sequence[StarWorker]) -> bytes:

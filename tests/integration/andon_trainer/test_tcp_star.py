@@ -35,6 +35,7 @@ from integration.andon_trainer.star_workers import (
     CHUNK,
     StarWorker,
     exchanged,
+    lanes_of,
     means,
     shares_of,
     star,
@@ -71,10 +72,6 @@ def noted_connections(where: str, monkeypatch: pytest.MonkeyPatch) -> list[TcpCo
 
     monkeypatch.setattr(where, noted)
     return opened
-
-
-def lanes_of(worker: StarWorker) -> Any:
-    return worker.exchange._reducers[0]._wire._lanes
 
 
 def moved(reducer: Reducer, direction: str, path: str) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,13 @@ from andon.tcp.proof import LaneDirection
 from andon.tcp.width import LaneWidth
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.events import ExchangeFailed
-from integration.andon_trainer.star_workers import StarWorker, exchanged, shares_of, weighted_mean
+from integration.andon_trainer.star_workers import (
+    StarWorker,
+    exchanged,
+    lanes_of,
+    shares_of,
+    weighted_mean,
+)
 from integration.harness import wait_until
 from integration.reducer_bench import Reducer
 
@@ -37,10 +42,6 @@ def wide_star(
         for each in made:
             stack.callback(each.exchange.close)
         yield made
-
-
-def lanes_of(worker: StarWorker) -> Any:
-    return worker.exchange._reducers[0]._wire._lanes
 
 
 def has_connections(worker: StarWorker, count: int) -> bool:

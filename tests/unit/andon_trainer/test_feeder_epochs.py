@@ -235,14 +235,6 @@ def test_a_change_that_can_not_be_sent_to_the_processes_is_said(
     assert caplog.text.count("augment of the Curriculum has changed since line.prepare") == 1
 
 
-def test_with_persistent_workers_the_processes_stay(feeders: Callable[..., LoaderFeeder]) -> None:
-    feeder = feeders(Curriculum(), num_workers=1, persistent_workers=True)
-
-    seen = epochs(feeder, 3)
-
-    assert len({process for samples in seen for *_, process in samples}) == 1
-
-
 def test_without_processes_a_change_of_the_dataset_is_seen_at_once(
     feeders: Callable[..., LoaderFeeder],
 ) -> None:

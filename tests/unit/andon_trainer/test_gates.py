@@ -164,23 +164,6 @@ def test_an_ema_that_moves_with_each_micro_batch_is_refused(line: Line, known: s
         train(line, model, loader, body)
 
 
-def test_an_ema_that_moves_on_commits_is_right(line: Line) -> None:
-    model, optimizer = sgd()
-    ema = ema_of(model)
-    line.register("ema", ema)
-    model, optimizer, loader = line.prepare(model, optimizer, batches(), micro_batch_size=4)
-
-    def body(loss: torch.Tensor) -> None:
-        line.backward(loss)
-        optimizer.step()
-        if line.committed:
-            ema.update_parameters(model)
-
-    train(line, model, loader, body)
-
-    assert int(ema.n_averaged) == line.step == STEPS
-
-
 class Skipping:
     """A keeper whose last step was skipped."""
 

@@ -56,11 +56,14 @@ def train(line: Line, model: nn.Module, *, size: int = 4, **options: Any) -> lis
     return sizes
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
 def test_a_last_batch_of_one_sample_trains_through_a_batch_norm(
-    line: Line, caplog: pytest.LogCaptureFixture
+    line: Line, caplog: pytest.LogCaptureFixture, *, compiled: bool
 ) -> None:
     norm = nn.BatchNorm1d(6)
     model = normalised(norm)
+    if compiled:
+        model.compile(backend="eager")
 
     sizes = train(line, model)
 
@@ -139,18 +142,6 @@ def test_a_script_that_asks_for_single_samples_gets_torchs_own_error(
 ) -> None:
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         train(line, normalised(nn.BatchNorm1d(6)), **options)
-
-
-def test_a_compiled_model_takes_a_lone_sample_too(line: Line) -> None:
-    norm = nn.BatchNorm1d(6)
-    model = normalised(norm)
-    model.compile(backend="eager")
-
-    sizes = train(line, model)
-
-    assert sizes == [4, 4, 1]
-    assert int(norm.num_batches_tracked or 0) == 2
-    assert norm.training
 
 
 def test_models_are_compiled_again_after_lone_samples_that_ended_in_any_order() -> None:
