@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,19 +12,15 @@ import grpc
 import pytest
 
 from andon.protocol import tokens
-from andon.protocol.records import Key
 from andon.v1 import record_pb2, reducer_pb2
 from andon_reducer.config import ReducerConfig
 from andon_trainer.errors import StateCorrupt
-from andon_trainer.exchange.control.transfer import PartialState, Ticket, receive_state, send_state
+from andon_trainer.exchange.control.transfer import PartialState, receive_state, send_state
 from integration.cut import Cable
 from integration.reducer_bench import RUN, SECRET, Reducer, connect, reason_of
+from integration.state_moves import MIB, PATIENCE_S, STATE, nobody, nothing, ticket
 
 pytestmark = pytest.mark.integration
-
-MIB = 2**20
-STATE = random.Random(5).randbytes(24 * MIB)
-PATIENCE_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -40,34 +35,16 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def ticket(address: str, worker: int, folder: Path | None, number: int = 1) -> Ticket:
-    return Ticket(
-        address=address,
-        run_id=RUN,
-        worker=worker,
-        session_token=tokens.session_token(SECRET, RUN, worker),
-        transfer_id=number,
-        head=Key(7, 3),
-        shared_dir=folder,
-    )
-
-
-def nothing(_so_far: int, _whole: int) -> None:
-    """Shows nobody."""
-
-
-def nobody(_act: Callable[[], object] | None) -> None:
-    """Watches calls without ending any of them."""
-
-
 def moved(
     reducer: Reducer, threads: ThreadPoolExecutor, sender: Path | None, receiver: Path | None
 ) -> int:
     """Moves the state; returns how many bytes came over the receiver's connection."""
     with Cable(reducer.port) as cable:
-        mine = ticket(f"127.0.0.1:{reducer.port}", 0, sender)
+        mine = ticket(f"127.0.0.1:{reducer.port}", 0, folder=sender)
         sent = threads.submit(send_state, mine, STATE, nothing, nobody)
-        got = receive_state(ticket(cable.address, 1, receiver), PartialState(), nothing, nobody)
+        got = receive_state(
+            ticket(cable.address, 1, folder=receiver), PartialState(), nothing, nobody
+        )
         sent.result(PATIENCE_S)
     assert got == STATE
     return cable.carried_bytes
@@ -109,15 +86,15 @@ def test_a_receiver_that_was_cut_off_reads_the_rest_from_another_file(
         if so_far > 4 * MIB:
             ends[0]()
 
-    sent = threads.submit(send_state, ticket(address, 0, tmp_path), STATE, nothing, nobody)
+    sent = threads.submit(send_state, ticket(address, 0, folder=tmp_path), STATE, nothing, nobody)
     with pytest.raises(grpc.RpcError):
-        receive_state(ticket(address, 1, tmp_path), arrived, cut, watch)
+        receive_state(ticket(address, 1, folder=tmp_path), arrived, cut, watch)
     sent.exception(PATIENCE_S)  # Perhaps it had written all of it by then.
     first: list[int] = []
     held = len(arrived.data)
     assert 4 * MIB < held < len(STATE)
 
-    again = ticket(address, 0, tmp_path, 2)
+    again = ticket(address, 0, 2, folder=tmp_path)
     sent = threads.submit(send_state, again, STATE, lambda so_far, _: first.append(so_far), nobody)
     got = receive_state(replace(again, worker=1, session_token=token(1)), arrived, nothing, nobody)
 
@@ -163,7 +140,7 @@ def test_a_sender_that_has_written_nothing_where_it_says_is_found_out(
     reducer: Reducer, threads: ThreadPoolExecutor, tmp_path: Path, size: int, why: str
 ) -> None:
     lies = threads.submit(put, reducer, reducer_pb2.PutStateRequest(file_bytes=size))
-    receiver = ticket(f"127.0.0.1:{reducer.port}", 1, tmp_path)
+    receiver = ticket(f"127.0.0.1:{reducer.port}", 1, folder=tmp_path)
 
     with pytest.raises((StateCorrupt, grpc.RpcError)) as raised:
         receive_state(receiver, PartialState(), nothing, nobody)
@@ -179,7 +156,7 @@ def test_a_piece_lies_in_a_file_that_the_receiver_named_and_nowhere_else(
 ) -> None:
     lies = reducer_pb2.PutStateRequest(file_bytes=9, payload=b"nine" if both else b"")
     sent = threads.submit(put, reducer, lies)
-    receiver = ticket(f"127.0.0.1:{reducer.port}", 1, tmp_path if both else None)
+    receiver = ticket(f"127.0.0.1:{reducer.port}", 1, folder=tmp_path if both else None)
 
     with pytest.raises(grpc.RpcError):
         receive_state(receiver, PartialState(), nothing, nobody)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -14,7 +13,6 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from andon.protocol import tokens
 from andon.protocol.records import Cursor, Key
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.effects import ReportState
@@ -24,10 +22,8 @@ from andon_trainer.exchange.control.control import ControlStream
 from andon_trainer.exchange.control.giving import StateGiver
 from andon_trainer.exchange.control.heartbeats import ScalarOutbox
 from andon_trainer.exchange.control.transfer import (
-    PackedCut,
     PartialState,
     StateMover,
-    Ticket,
     persistently,
     receive_state,
     send_state,
@@ -35,14 +31,11 @@ from andon_trainer.exchange.control.transfer import (
 from andon_trainer.exchange.path import Inbox
 from integration.cut import Cable
 from integration.harness import wait_until
-from integration.reducer_bench import RUN, SECRET, Reducer
+from integration.reducer_bench import RUN, Reducer
+from integration.state_moves import MIB, PATIENCE_S, STATE, NoState, nobody, nothing, ticket
 from unit.andon_trainer.assigned_work import work
 
 pytestmark = pytest.mark.integration
-
-MIB = 2**20
-STATE = random.Random(5).randbytes(24 * MIB)
-PATIENCE_S = 60
 
 
 @pytest.fixture
@@ -55,25 +48,6 @@ def reducer() -> Iterator[Reducer]:
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(2) as pool:
         yield pool
-
-
-def ticket(address: str, worker: int, transfer_id: int) -> Ticket:
-    return Ticket(
-        address=address,
-        run_id=RUN,
-        worker=worker,
-        session_token=tokens.session_token(SECRET, RUN, worker),
-        transfer_id=transfer_id,
-        head=Key(7, 3),
-    )
-
-
-def nothing(_so_far: int, _whole: int) -> None:
-    """Shows nobody."""
-
-
-def nobody(_act: Callable[[], object] | None) -> None:
-    """Watches calls without ending any of them."""
 
 
 def transfer(
@@ -192,20 +166,6 @@ def test_progress_is_told_up_to_the_whole_at_both_ends(
         assert steps[-1] == (len(STATE), len(STATE))
 
 
-class Nothing:
-    def cut_state(self) -> PackedCut:
-        return PackedCut(self.pack(), self.base_elements())
-
-    def base_elements(self) -> bytes:
-        return b""
-
-    def pack(self) -> bytes:
-        return b""
-
-    def install(self, data: bytes | bytearray) -> None:
-        assert not data
-
-
 def test_why_a_transfer_failed_is_said_in_one_line(reducer: Reducer) -> None:
     joined = SimpleNamespace(run_id=RUN, worker=0, session_token=b"wrong")
     control = SimpleNamespace(show=lambda *_: None, at_end=lambda *_: None)
@@ -213,13 +173,13 @@ def test_why_a_transfer_failed_is_said_in_one_line(reducer: Reducer) -> None:
     link = SimpleNamespace(joined=joined, control=control, address=address, tls=None)
     asked = TransferAsked(transfer_id=1, head=Key(7, 3), sends=True, step=3, cursor=Cursor(0, 4))
 
-    why = StateMover(cast(Connection, link), Nothing()).move(asked)
+    why = StateMover(cast(Connection, link), NoState()).move(asked)
 
     assert why.startswith("UNAUTHENTICATED: ")
     assert "\n" not in why
 
 
-class Changing(Nothing):
+class Changing(NoState):
     """A state that training changes."""
 
     def __init__(self) -> None:
@@ -232,7 +192,7 @@ class Changing(Nothing):
 class Donor:
     """A worker that gives its state while it trains on."""
 
-    def __init__(self, reducer: Reducer, state: Nothing, token: bytes | None = None) -> None:
+    def __init__(self, reducer: Reducer, state: NoState, token: bytes | None = None) -> None:
         self.reports: queue.SimpleQueue[ReportState] = queue.SimpleQueue()
         self.acts: list[Callable[[], object] | None] = []
         address = f"127.0.0.1:{reducer.port}"
@@ -272,7 +232,7 @@ def test_a_state_that_is_given_beside_training_is_that_of_its_head(reducer: Redu
 def test_a_state_that_can_not_be_given_is_reported_and_nothing_else_happens(
     reducer: Reducer, how: str
 ) -> None:
-    class Unfit(Nothing):
+    class Unfit(NoState):
         def pack(self) -> bytes:
             raise TypeError("a lambda")
 

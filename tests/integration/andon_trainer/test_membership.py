@@ -30,12 +30,12 @@ from andon_trainer.core.events import Assigned, Event
 from andon_trainer.core.reports import NO_DIGEST, LeaveReport, StepReport, Timings
 from andon_trainer.errors import LineHalted, WorkerDropped
 from andon_trainer.exchange.control.control import ControlStream
-from andon_trainer.exchange.control.transfer import PackedCut
 from andon_trainer.exchange.control.translation import event_from
 from andon_trainer.place.candidate import Candidate
 from andon_trainer.place.membership import Membership
 from andon_trainer.telemetry import Telemetry
 from integration.harness import Service
+from integration.state_moves import NoState
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
@@ -44,22 +44,6 @@ PLAN = RunPlan(global_batch=4, dataset_size=64)
 CHECKPOINT = CheckpointFacts(
     head=Key(1 << 32, 7), step=3, cursor=Cursor(0, 12), digest="", plan=PLAN, pacing=b"known"
 )
-
-
-class Nothing:
-    """An empty state."""
-
-    def cut_state(self) -> PackedCut:
-        return PackedCut(self.pack(), self.base_elements())
-
-    def base_elements(self) -> bytes:
-        return b""
-
-    def pack(self) -> bytes:
-        return b""
-
-    def install(self, data: bytes | bytearray) -> None:
-        assert not data
 
 
 @dataclass
@@ -95,7 +79,7 @@ def member_of(service: Service, slot: int, plan: RunPlan = PLAN, **more: Any) ->
     )
     options = more or {"origin": CHECKPOINT}
     candidate = Candidate(
-        layout=LAYOUT, plan=plan, replica=Nothing(), device=("cpu", "none", 0, 1), **options
+        layout=LAYOUT, plan=plan, replica=NoState(), device=("cpu", "none", 0, 1), **options
     )
     return Membership(config, candidate, Telemetry(config))
 

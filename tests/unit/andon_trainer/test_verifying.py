@@ -182,22 +182,30 @@ def test_the_averages_are_attested_as_the_optimizer_will_read_them() -> None:
     assert bench.member.reports[0].averages_digest == averages(bench)
 
 
+def with_other_sums(relayed: set[int], divisor: float = 4.0) -> tuple[StepBench, StepBench]:
+    """A worker that verifies all grains of the other one, and that one, which has sent its sums.
+
+    `relayed` are the ranks whose sums the line relays to it.
+    """
+    other, bench = StepBench(grain=3), StepBench(grain=3)
+    other.assign((6, 12), end="commit")
+    other.run()
+    sums = tuple(
+        NodeOwner(node=Node(2 * rank, 2 * rank + 2), rank=rank, relayed=rank in relayed)
+        for rank in (0, 1)
+    )
+    bench.assign(OWN, end="commit", attests=True, verifies=(2, 3), sums=sums)
+    exchange = bench.member.exchange
+    exchange.divisor, exchange.others, exchange.weight_of_others = divisor, other.sent[0], 6.0
+    return bench, other
+
+
 @pytest.mark.parametrize("relayed", [False, True])
 @pytest.mark.parametrize("divisor", [4.0, 4.0 + 2.0**-20])
 def test_the_mean_that_came_is_compared_with_that_of_all_sums(
     divisor: float, *, relayed: bool
 ) -> None:
-    other = StepBench(grain=3)
-    other.assign((6, 12), end="commit")
-    other.run()
-    bench = StepBench(grain=3)
-    sums = (
-        NodeOwner(node=Node(0, 2), rank=0, relayed=relayed),
-        NodeOwner(node=Node(2, 4), rank=1, relayed=False),
-    )
-    bench.assign(OWN, end="commit", attests=True, verifies=(2, 3), sums=sums)
-    exchange = bench.member.exchange
-    exchange.divisor, exchange.others, exchange.weight_of_others = divisor, other.sent[0], 6.0
+    bench, _ = with_other_sums({0} if relayed else set(), divisor)
 
     bench.run()
 
@@ -225,19 +233,10 @@ def seen_by(bench: StepBench, number: int = -1) -> dict[Node, tuple[str, float, 
 
 
 def test_the_first_element_is_named_of_a_sum_that_came_changed_and_of_averages_that_were() -> None:
-    other = StepBench(grain=3)
-    other.assign((6, 12), end="commit")
-    other.run()
+    bench, other = with_other_sums({1})
     sums = [np.frombuffer(block, np.float32).copy() for _, block in sorted(other.sent[0].items())]
-    bench = StepBench(grain=3)
-    owners = (
-        NodeOwner(node=Node(0, 2), rank=0, relayed=False),
-        NodeOwner(node=Node(2, 4), rank=1, relayed=True),
-    )
-    bench.assign(OWN, end="commit", attests=True, verifies=(2, 3), sums=owners)
     exchange = bench.member.exchange
     first: Any = bench.model[0].weight
-    exchange.divisor, exchange.others, exchange.weight_of_others = 4.0, other.sent[0], 6.0
     before = float(sums[-1][2])
     sums[-1][2:4] *= 2
 
