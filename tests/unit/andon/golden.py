@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FOLDER", "by_name", "golden"]
+__all__ = ["FOLDER", "by_name", "golden", "naming"]
 
 FOLDER = Path(__file__).resolve().parents[3] / "conformance"
 
@@ -22,3 +24,13 @@ def golden(file: str, name: str = "") -> list[dict[str, Any]]:
 def by_name(case: dict[str, Any]) -> str:
     """A test's id."""
     return str(case["name"])
+
+
+@contextmanager
+def naming(case: dict[str, Any]) -> Iterator[None]:
+    """Names a case in whatever goes wrong with it: one test goes through hundreds of them."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"in the case {case['name']}")
+        raise

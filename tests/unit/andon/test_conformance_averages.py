@@ -28,7 +28,7 @@ from andon_reducer.core.events import (
 )
 from andon_reducer.core.jobs import reduce_chunk
 from andon_reducer.core.rounds import Rounds
-from unit.andon.golden import by_name, golden
+from unit.andon.golden import golden, naming
 from vectors.floats import BFLOAT16, FLOAT16, FLOAT32
 
 pytestmark = pytest.mark.usefixtures("arithmetic")
@@ -93,10 +93,13 @@ def requests_of(case: dict[str, Any]) -> list[Request]:
 
 
 @pytest.mark.parametrize("backwards", [False, True], ids=["in-order", "backwards"])
-@pytest.mark.parametrize("case", golden("averages"), ids=by_name)
-def test_c_ddp_001_an_average_is_the_vector_s_in_any_order_of_arrival(
-    case: dict[str, Any], backwards: bool
-) -> None:
+def test_c_ddp_001_an_average_is_the_vector_s_in_any_order_of_arrival(backwards: bool) -> None:
+    for case in golden("averages"):
+        with naming(case):
+            _check_average(case, backwards)
+
+
+def _check_average(case: dict[str, Any], backwards: bool) -> None:
     reducing = Reducing()
     everybody = set(range(len(case["ranks"])))
     arrivals = list(enumerate(requests_of(case)))
@@ -114,10 +117,13 @@ def test_c_ddp_001_an_average_is_the_vector_s_in_any_order_of_arrival(
 
 
 @pytest.mark.parametrize("backwards", [False, True], ids=["in-order", "backwards"])
-@pytest.mark.parametrize("case", golden("tree", "means"), ids=by_name)
-def test_the_mean_of_nodes_is_the_vector_s_in_any_order_of_arrival(
-    case: dict[str, Any], backwards: bool
-) -> None:
+def test_the_mean_of_nodes_is_the_vector_s_in_any_order_of_arrival(backwards: bool) -> None:
+    for case in golden("tree", "means"):
+        with naming(case):
+            _check_mean_of_nodes(case, backwards)
+
+
+def _check_mean_of_nodes(case: dict[str, Any], backwards: bool) -> None:
     reducing, key, size = Reducing(), Key(1, 1), len(case["ranks"])
     count = case["element_count"]
     ranks = list(enumerate(case["ranks"]))
@@ -146,10 +152,13 @@ def test_the_mean_of_nodes_is_the_vector_s_in_any_order_of_arrival(
     assert answer.contributors == case["answer"]["contributors"]
 
 
-@pytest.mark.parametrize("case", golden("faults"), ids=by_name)
-def test_f_dp_003_what_can_t_be_averaged_is_answered_as_the_vector_says(
-    case: dict[str, Any],
-) -> None:
+def test_f_dp_003_what_can_t_be_averaged_is_answered_as_the_vector_says() -> None:
+    for case in golden("faults"):
+        with naming(case):
+            _check_fault(case)
+
+
+def _check_fault(case: dict[str, Any]) -> None:
     reducing = Reducing()
     if "messages" in case:
         said = [
