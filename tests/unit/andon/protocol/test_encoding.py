@@ -80,15 +80,15 @@ def test_a_number_is_rounded_to_the_nearest_with_ties_to_even_or_is_refused_by_i
 
 
 @pytest.mark.parametrize("encoding", FLOATING)
-@pytest.mark.parametrize("bits", [0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0xFF800001])
-def test_any_nan_stays_a_nan_of_its_sign(encoding: Encoding, bits: int) -> None:
-    values = np.concatenate([floats(1.5), from_bits(bits), floats(-2.0)])
+def test_any_nan_stays_a_nan_of_its_sign(encoding: Encoding) -> None:
+    for bits in (0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0xFF800001):
+        values = np.concatenate([floats(1.5), from_bits(bits), floats(-2.0)])
 
-    decoded = decode(encode(values, encoding), encoding)
+        decoded = decode(encode(values, encoding), encoding)
 
-    assert np.isnan(decoded).tolist() == [False, True, False]
-    assert np.signbit(decoded[1]) == bool(bits >> 31)
-    assert decoded[[0, 2]].tolist() == [1.5, -2.0]
+        assert np.isnan(decoded).tolist() == [False, True, False], hex(bits)
+        assert np.signbit(decoded[1]) == bool(bits >> 31), hex(bits)
+        assert decoded[[0, 2]].tolist() == [1.5, -2.0], hex(bits)
 
 
 @pytest.mark.parametrize("encoding", HALVES)
@@ -193,12 +193,12 @@ def test_numbers_that_do_not_fill_their_place_are_refused(encoding: Encoding) ->
 
 
 @pytest.mark.parametrize("encoding", FLOATING)
-@pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("element", [0, 65_535, 65_536, 99_999])
-def test_nothing_that_is_not_finite_is_encodable(
-    encoding: Encoding, value: float, element: int
-) -> None:
+def test_nothing_that_is_not_finite_is_encodable(encoding: Encoding) -> None:
     values = np.zeros(100_000, np.float32)
-    values[element] = value
+    assert encodable(values, encoding)
 
-    assert not encodable(values, encoding)
+    for element in (0, 65_535, 65_536, 99_999):
+        for value in (math.nan, -math.nan, math.inf, -math.inf):
+            values[element] = value
+            assert not encodable(values, encoding), (element, value)
+        values[element] = 0.0

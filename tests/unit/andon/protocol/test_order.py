@@ -74,11 +74,11 @@ def test_the_vectors_of_the_documentation_are_those_of_the_conformance_file() ->
         assert re.search(row, text), row
 
 
-@pytest.mark.parametrize("size", [*range(1, 40), 63, 64, 65, 255, 256, 257, 1000, 4097])
-def test_order_is_a_permutation_for_every_size(size: int) -> None:
-    order = Order(seed=3, epoch=1, size=size)
+def test_order_is_a_permutation_for_every_size() -> None:
+    for size in (*range(1, 40), 63, 64, 65, 255, 256, 257, 1000, 4097):
+        order = Order(seed=3, epoch=1, size=size)
 
-    assert sorted(order.indices(0, size).tolist()) == list(range(size))
+        assert sorted(order.indices(0, size).tolist()) == list(range(size)), size
 
 
 @BOUNDED
