@@ -62,11 +62,6 @@ def loader_of(**options: Any) -> DataLoader[Any]:
 shares = partial(feeding.shares, size=SIZE)
 
 
-def following(world_size: int, start: Cursor) -> Iterator[Share]:
-    """Rank 0's shares of all steps after the one at `start`."""
-    return islice(shares(0, world_size, start), 1, None)
-
-
 def started_anew() -> Iterator[Share]:
     raise AssertionError("the pipeline was started anew")
 
@@ -116,28 +111,6 @@ def test_foreseen_batches_are_used_and_not_loaded_twice(
 
     for at, share in enumerate(plan):
         assert indices(feeder.batches(share, partial(once, at))) == expected(share)
-
-
-def test_a_changed_roster_drains_what_was_foreseen_and_the_processes_stay(
-    feeders: Callable[..., LoaderFeeder],
-) -> None:
-    feeder = feeders(num_workers=2, persistent_workers=True)
-    processes = {child.pid for child in multiprocessing.active_children()}
-    cursor, seen, loaders = Cursor(0, 0), [], set()
-
-    for step in range(24):
-        # The roster is another one every third step; foresight believes that it stays.
-        world_size = 1 + step // 3 % 3
-        here = next(shares(0, world_size, cursor))
-        batches = feeder.batches(here, partial(following, world_size, cursor))
-        for batch in (each.batch for each in batches):
-            seen += [(here.epoch, sample[0]) for sample in batch]
-            loaders |= {sample[1] for sample in batch}
-        assert [index for _, index in seen[len(seen) - len(here) :]] == expected(here)
-        cursor = cursor_after(cursor, next_batch(cursor, 4, SIZE), SIZE)
-
-    assert loaders == processes
-    assert {child.pid for child in multiprocessing.active_children()} == processes
 
 
 def test_draining_leaks_no_memory_that_was_shared(feeders: Callable[..., LoaderFeeder]) -> None:

@@ -179,6 +179,17 @@ def test_a_share_without_samples_has_no_micro_batch() -> None:
     assert [sum(map(len, each)) for each in few.pieces(4)] == [1, 1]
 
 
+def test_a_step_that_overflowed_on_another_worker_is_committed_and_moves_no_weight() -> None:
+    bench = StepBench()
+    bench.assign((0, 4), end="commit overflow")
+    bench.assign((4, 8), end="commit")
+
+    moves = [(bench.stepper.committed, bench.stepper.try_commit()) for _body in bench.bodies()]
+
+    assert moves == [(True, False), (True, True)]
+    assert bench.member.position.step == 2
+
+
 @pytest.mark.filterwarnings("ignore:Using backward")
 def test_what_is_sent_is_the_same_if_backward_makes_a_graph() -> None:
     plain, graphed = StepBench(), StepBench()

@@ -187,6 +187,14 @@ def test_lost_stream_voids_the_open_round_but_not_one_that_is_held() -> None:
     assert (open_.held_key, held.held_key) == (None, KEY)
 
 
+def test_work_is_asked_for_anew_after_a_loss() -> None:
+    state = at_head()
+    state.must_ask(1)
+    state.lost()
+
+    assert state.must_ask(1)
+
+
 def test_a_worker_in_sync_holds_averages_of_a_round_without_record() -> None:
     state = holding()
     state.lost()
