@@ -23,6 +23,7 @@ from andon.protocol.reducers import partition
 from andon.protocol.run_settings import Policy
 from andon.tcp.proof import CAPABILITY as TCP
 from andon_reducer.config import ReducerConfig
+from andon_trainer.averaging.averager import TrainedModels
 from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.collectives import LineCollectives
 from andon_trainer.averaging.line_averaging import LineAverager
@@ -132,7 +133,9 @@ class Worker:
 
     def __init__(self, rank: int, seat: Seat, model: nn.Sequential, plan: ModelPlan) -> None:
         self.rank, self.seat, self.model, self.plan = rank, seat, model, plan
-        self.averager = LineAverager(cast(Membership, seat), plan, CPU, [model])
+        self.averager = LineAverager(
+            cast(Membership, seat), TrainedModels(plan=plan, device=CPU, modules=[model])
+        )
 
     def step(self, seed: int) -> Averaged | None:
         """Forward, backward and exchange of the first attempt of a step."""

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from andon.protocol.records import Key
+from andon_trainer.averaging.averager import TrainedModels
 from andon_trainer.averaging.loss_scale import LossScale
 from andon_trainer.core.events import Assigned
 from andon_trainer.data.feed import Shard, ShardFeeder
@@ -27,6 +28,7 @@ from andon_trainer.hosts.steps import HostGrains, HostProcesses
 from andon_trainer.model.guards import AccumulatedGradients
 from andon_trainer.model.layout import plan_model
 from andon_trainer.place.membership import Membership
+from andon_trainer.schedules.averaged_steps import AveragedSteps
 from andon_trainer.schedules.grain_steps import GrainStepper
 from andon_trainer.schedules.loop_steps import LoopParts
 from andon_trainer.schedules.stepper import Stepper
@@ -216,24 +218,23 @@ class Process:
             grain=grain,
         )
         line = None if seat is None else cast(Membership, seat)
-        self.processes: HostProcesses
-        self.stepper: Stepper
+        models = TrainedModels(plan=plan, device=device, modules=[model], scaling=scale)
+        self.processes: HostProcesses | None = None
+        self.stepper: AveragedSteps
         if grain:
             grains = (
-                FollowerGrains(group, plan, device, [model], scale)
-                if line is None
-                else LeaderGrains(group, line, plan, device, [model], scale)
+                FollowerGrains(group, models) if line is None else LeaderGrains(group, line, models)
             )
-            self.processes = HostGrains(group, parts, grains)
-            self.stepper = GrainStepper(parts, grains, 0, lambda: None, self.processes)
+            dealt = HostGrains(group, parts, grains)
+            self.stepper = GrainStepper(parts, grains, 0, lambda: None, dealt)
         else:
             averager = (
-                FollowerAverager(group, member, plan, device, [model], scale)
+                FollowerAverager(group, member, models)
                 if line is None
-                else LeaderAverager(group, line, plan, device, [model], scale)
+                else LeaderAverager(group, line, models)
             )
-            self.processes = HostProcesses(group, parts, averager)
-            self.stepper = Stepper(parts, averager, self.processes)
+            self.processes = processes = HostProcesses(group, parts, averager)
+            self.stepper = Stepper(parts, averager, processes)
         self.computed: list[list[int]] = []
         """Of each loop body, the samples that it got."""
         self.gradients: list[list[torch.Tensor | None]] = []

@@ -18,9 +18,11 @@ from andon.protocol.encoding import Encoding, decode
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import Policy
 from andon.protocol.scalars import Scalar
+from andon_trainer.averaging.averager import TrainedModels
 from andon_trainer.averaging.grain_averaging import LineGrains
 from andon_trainer.averaging.line_averaging import LineAverager
 from andon_trainer.averaging.loss_scale import LossScale
+from andon_trainer.averaging.step_gather import Given
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed, TransferAsked
 from andon_trainer.core.reports import Digest, StepReport
@@ -31,6 +33,7 @@ from andon_trainer.model.layout import plan_model
 from andon_trainer.place.membership import Membership
 from andon_trainer.place.position import Position
 from andon_trainer.place.talk import Silence
+from andon_trainer.schedules.averaged_steps import AveragedSteps
 from andon_trainer.schedules.grain_steps import GrainStepper
 from andon_trainer.schedules.loop_steps import LoopParts
 from andon_trainer.schedules.stepper import Stepper
@@ -301,8 +304,8 @@ class StepBench(RoundsBench):
         scale = None if scaler is None else LossScale(scaler, device, MAX_OVERFLOWS)
         self.scaling = None if scale is None else ScalerGate(scale)
         member = cast(Membership, self.member)
-        kind = LineGrains if grain else LineAverager
-        self.averager = kind(member, plan, device, [self.model], scale)
+        self.plan = plan
+        models = TrainedModels(plan=plan, device=device, modules=[self.model], scaling=scale)
         feeder = feed or ShardFeeder(
             _SAMPLES,
             BATCH,
@@ -320,12 +323,22 @@ class StepBench(RoundsBench):
             scaling=self.scaling,
             grain=grain,
         )
-        self.stepper: Stepper = Stepper(parts, self.averager)
-        if isinstance(self.averager, LineGrains):
-            self.stepper = GrainStepper(parts, self.averager, seed=0, check=lambda: None)
+        self.averager: LineAverager | LineGrains
+        self.stepper: AveragedSteps
+        if grain:
+            self.averager = grains = LineGrains(member, models)
+            self.stepper = GrainStepper(parts, grains, seed=0, check=lambda: None)
+        else:
+            self.averager = averager = LineAverager(member, models)
+            self.stepper = Stepper(parts, averager, gather=self.exchange_rows)
         self.computed: list[list[int]] = []
         """Of each loop body, the samples that it got."""
         self.spoil: Callable[[int, torch.Tensor], torch.Tensor] = lambda body, loss: loss
+
+    def exchange_rows(self, given: Given) -> list[Given] | None:
+        """What all ranks give in a loop body."""
+        assert isinstance(self.averager, LineAverager)
+        return self.averager.gather(given)
 
     def bodies(self) -> Iterator[int]:
         loop = self.stepper.batches(lambda: None)

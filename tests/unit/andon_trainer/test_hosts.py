@@ -185,6 +185,7 @@ def test_a_batch_that_is_left_out_is_refused_where_the_other_processes_would_wai
     # It is never called: torch has it on GPUs only.
     bench = HostBench(micro=1)
     for process in bench.processes:
+        assert process.processes is not None
         process.processes.waits_in_model = True
     bench.assign((0, 4))
     bench.processes[1].weight = 0.0

@@ -13,12 +13,13 @@ from torch import nn
 
 from andon.protocol.run_settings import RunPlan
 from andon_trainer import Line, LineHalted, RunOver
+from andon_trainer.averaging.averager import TrainedModels
 from andon_trainer.averaging.broadcast import HEAD_BYTES, pack, unpack
 from andon_trainer.averaging.collectives import SoloCollectives
-from andon_trainer.averaging.solo_averaging import SoloAverager
+from andon_trainer.averaging.solo_gate import SoloGate
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import StepReport, Timings
-from andon_trainer.model.layout import plan_model
+from andon_trainer.model.layout import ModelPlan, plan_model
 from andon_trainer.place.solo import SoloMember
 from andon_trainer.schedules.manual import ManualStepper
 from andon_trainer.state.replica import Replica
@@ -291,6 +292,10 @@ def test_a_bundles_head_tells_calls_and_tensors_apart() -> None:
     assert len(heads) == len(bundles)
 
 
+def alone_with(member: SoloMember, plan: ModelPlan) -> SoloCollectives:
+    return SoloCollectives(SoloGate(member, TrainedModels(plan=plan, device=torch.device("cpu"))))
+
+
 class ReportingMember(SoloMember):
     """Keeps what was reported of each step."""
 
@@ -306,7 +311,9 @@ class ReportingMember(SoloMember):
 def test_a_step_reports_the_scripts_own_time_and_that_no_device_was_clocked() -> None:
     model, member = models()[0], ReportingMember()
     plan = plan_model([model])
-    collectives = SoloCollectives(SoloAverager(member, plan, torch.device("cpu")))
+    collectives = SoloCollectives(
+        SoloGate(member, TrainedModels(plan=plan, device=torch.device("cpu")))
+    )
     began = time.perf_counter()
     stepper = ManualStepper(
         member,
@@ -373,7 +380,9 @@ class OneOfTwo(SoloMember):
 def beside_another(model: nn.Module) -> ManualStepper:
     plan = plan_model([model])
     member = OneOfTwo(RunPlan(global_batch=1))
-    collectives = SoloCollectives(SoloAverager(member, plan, torch.device("cpu")))
+    collectives = SoloCollectives(
+        SoloGate(member, TrainedModels(plan=plan, device=torch.device("cpu")))
+    )
     return ManualStepper(
         member,
         collectives,

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,8 @@ import torch
 from andon_trainer import Line, LineHalted
 from andon_trainer.averaging.step_gather import Given, Rows, StepGather
 from andon_trainer.core.calls import Call
-from andon_trainer.hosts.steps import HostProcesses
 from andon_trainer.line.gathering import pack
+from unit.andon_trainer.host_bench import HostBench
 from unit.andon_trainer.local_bench import LocalBench
 from unit.andon_trainer.ring_bench import layout_of
 from unit.andon_trainer.seat import Seat
@@ -122,13 +122,13 @@ class Bench(StepBench):
         """Of each gather that reaches the line."""
         self.found: list[Rows | None] = []
         self.member.abandon = self.abandon  # type: ignore[method-assign]  # the round is void then
-        self.averager.gather = self.answer  # type: ignore[method-assign]  # no wire here
         self.spoil = self.gather
 
     def abandon(self, message: str) -> None:
         assert self.member.ends.pop(0) == "abandoned"
 
-    def answer(self, given: Given) -> list[Given] | None:
+    def exchange_rows(self, given: Given) -> list[Given] | None:
+        """See `StepBench`; no wire here."""
         others = [given, Given(b"other", 8), Given(b"", 0)]
         return self.answers.pop(0) if self.answers else others
 
@@ -237,8 +237,10 @@ def test_local_steps_share_no_model_to_gather_from() -> None:
 
 
 def test_the_processes_of_a_host_are_refused() -> None:
+    stepper = HostBench().processes[0].stepper
+
     with pytest.raises(RuntimeError, match="one worker for each GPU"):
-        HostProcesses.refuse_gather(cast(HostProcesses, None))
+        stepper.gather(b"mine")
 
 
 def test_a_weight_of_the_scripts_own_is_refused() -> None:

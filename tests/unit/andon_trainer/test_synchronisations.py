@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from andon.protocol.run_settings import RunPlan
 from andon_trainer import Line, LineHalted
+from andon_trainer.averaging.averager import TrainedModels
 from andon_trainer.averaging.readings import DeviceReader, HostReader, PendingNumbers, Reader
 from andon_trainer.averaging.solo_averaging import SoloAverager
 from andon_trainer.data.feeder import LoaderFeeder
@@ -152,8 +153,9 @@ def alone(
         replica=replica,
         device=device,
     )
+    models = TrainedModels(plan=plan, device=device)
     gate = StepperGate()
-    gate.stepper = stepper = Stepper(parts, SoloAverager(member, plan, device, reader))
+    gate.stepper = stepper = Stepper(parts, SoloAverager(member, models, reader))
     audit = Audit([net], [optimizer])
     audit.open(plan)
     audit.close()  # It has noted what is exchanged; its hook would outlive the test.

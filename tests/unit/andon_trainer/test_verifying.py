@@ -162,7 +162,7 @@ def test_an_itemised_attestation_has_the_hash_of_each_component() -> None:
 
 def averages(bench: StepBench) -> bytes:
     """The digest of what the line's averages are in `p.grad`."""
-    plan = bench.averager._plan.parameters
+    plan = bench.plan.parameters
     flats = map(torch.from_numpy, bench.member.exchange.averages)
     components = [
         part.reshape(parameter.shape) if parameter is not bench.unused else None
@@ -223,7 +223,7 @@ def test_the_mean_that_came_is_compared_with_that_of_all_sums(
 
 def seen_by(bench: StepBench, number: int = -1) -> dict[Node, tuple[str, float, float]]:
     """Of each node that a report has two results of: the first element, and both values."""
-    layout = bench.averager._plan.layout
+    layout = bench.plan.layout
     found = {}
     for each in bench.member.reports[number].apart:
         place = layout.place(each.element.block, each.element.element)

@@ -79,9 +79,8 @@ class Averages:
     def averaged(
         self,
         norm: float | None,
-        own_norm: float | None,
+        own_norm: float | None = None,
         *,
-        block_norms: tuple[float, ...] = (),
         more_s: float = 0.0,
     ) -> Averaged:
         """The result, as the line is told of it; `more_s`: what exchanges after this one took."""
@@ -92,7 +91,6 @@ class Averages:
             Timings(exchange_s=done - self.sent_at, wait_s=done - self.filled_at),
             gradient_norm=norm,
             own_gradient_norm=own_norm,
-            block_norms=block_norms,
             computed_at=self.filled_at,
         )
 

@@ -16,7 +16,7 @@ import torch
 from andon_trainer.averaging.averaging import Averaged, Averaging, OpenExchange
 from andon_trainer.averaging.missing import MissingGradients
 from andon_trainer.averaging.norms import l2_norm, limiting_factor
-from andon_trainer.averaging.solo_averaging import SoloAverager
+from andon_trainer.averaging.solo_gate import SoloGate
 from andon_trainer.averaging.staging import make_staging
 from andon_trainer.averaging.tap import put_average
 from andon_trainer.core.calls import Call, mean_of_gradients
@@ -136,19 +136,19 @@ class LineCollectives:
 class SoloCollectives:
     """Collectives of one worker: its mean is its own gradient, and rank 0's bytes are its own."""
 
-    def __init__(self, averager: SoloAverager) -> None:
-        """Uses the averager's checks of values."""
-        self._averager = averager
-        self.late = averager.late
+    def __init__(self, gate: SoloGate) -> None:
+        """Has values checked by `gate`."""
+        self._gate = gate
+        self.late = gate.late
 
     def committed(self) -> None:
         """Nothing is lost on the way to oneself."""
 
     def close(self) -> None:
         """Ends the watch for late gradients."""
-        self.late.close()
+        self._gate.close()
 
     def run(self, call: Call, weight: float) -> Averaged | None:
         """Checks the gradients for non-finite values, as a line would."""
-        self._averager.settle(call.blocks, weight)
+        self._gate.settle(call.blocks, weight)
         return Averaged(weight, 1, Timings())

@@ -19,17 +19,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
+from andon_trainer.averaging.averager import IntactGradient, TrainedModels
 from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.broadcast import NormBuffers
 from andon_trainer.averaging.compute_clock import make_clock
 from andon_trainer.averaging.copied_buffers import script_buffers
 from andon_trainer.averaging.held_buffers import Held
 from andon_trainer.averaging.line_averaging import HostPart, LineAverager, staged_with
-from andon_trainer.averaging.loss_scale import LossScale
 from andon_trainer.averaging.readings import HostReader, LossReadings
-from andon_trainer.averaging.step_gather import Given
 from andon_trainer.averaging.tap import GradientTap, dense_gradient
 from andon_trainer.core.events import TransferAsked
 from andon_trainer.exchange.path import lent_by
@@ -37,7 +35,6 @@ from andon_trainer.hosts.calls import BACKWARD, RefusedLoss, failing_together, m
 from andon_trainer.hosts.group import HostGroup
 from andon_trainer.hosts.sums import HostSums
 from andon_trainer.model.guards import LateGradients
-from andon_trainer.model.layout import ModelPlan
 from andon_trainer.place.member import RunMember
 from andon_trainer.place.membership import Membership
 
@@ -83,12 +80,12 @@ _BEGUN = "begun"
 class Passing:
     """Brings the leader's tensors to the others: the mean, and buffers."""
 
-    def __init__(self, group: HostGroup, plan: ModelPlan, modules: Sequence[nn.Module]) -> None:
-        """`modules` are those of this process."""
+    def __init__(self, group: HostGroup, models: TrainedModels) -> None:
+        """`models` are those of this process."""
         self._group = group
-        self._plan = plan
-        self.statistics = NormBuffers(modules)
-        self.buffers = script_buffers(modules)
+        self._plan = models.plan
+        self.statistics = NormBuffers(models.modules)
+        self.buffers = script_buffers(models.modules)
 
     def outcome(self, averaged: Averaged | None, *, intact: bool) -> None:
         """Tells the others how the leader's round ended, and gives them its mean.
@@ -164,27 +161,20 @@ class OfHost:
 class LeaderAverager(OfHost):
     """Averages over the line, for its host."""
 
-    def __init__(
-        self,
-        group: HostGroup,
-        member: Membership,
-        plan: ModelPlan,
-        device: torch.device,
-        modules: Sequence[nn.Module],
-        loss_scale: LossScale | None = None,
-    ) -> None:
+    def __init__(self, group: HostGroup, member: Membership, models: TrainedModels) -> None:
         """Puts hooks on the parameters; see `LineAverager`."""
         self._group = group
-        self._passing = Passing(group, plan, modules)
-        self._sums = HostSums(group, plan, device, lambda block: lent_by(member.exchange, block))
+        self._passing = Passing(group, models)
+        self._sums = HostSums(
+            group, models.plan, models.device, lambda block: lent_by(member.exchange, block)
+        )
         host = HostPart(self._sums, self._sending)
-        self._line = LineAverager(member, plan, device, modules, loss_scale, host)
+        self._line = LineAverager(member, models, host)
         self.late, self.clock, self.losses = self._line.late, self._line.clock, self._line.losses
         self.begin, self.put_away = self._line.begin, self._line.put_away
-        self.recall, self.gather = self._line.recall, self._line.gather
-        self.close = self._line.close
-        self.intact = False
-        """Whether the host's gradient is kept, as the others were told."""
+        self.recall, self.close = self._line.recall, self._line.close
+        self.intact: IntactGradient | None = None
+        """The host's gradient, if it is kept, as the others were told."""
 
     @property
     def overflowed(self) -> bool:
@@ -233,43 +223,36 @@ class LeaderAverager(OfHost):
         return averaged
 
     def _tell(self, averaged: Averaged | None) -> None:
-        self.intact = self._line.intact
-        self._passing.outcome(averaged, intact=self.intact)
+        kept = self._line.intact is not None
+        self.intact = self if kept else None
+        self._passing.outcome(averaged, intact=kept)
 
 
 class FollowerAverager(OfHost):
     """Adds this process's gradients to its host's, and takes over the mean."""
 
-    def __init__(
-        self,
-        group: HostGroup,
-        member: RunMember,
-        plan: ModelPlan,
-        device: torch.device,
-        modules: Sequence[nn.Module],
-        loss_scale: LossScale | None = None,
-    ) -> None:
-        """Puts hooks on the parameters; `loss_scale` as the leader has it."""
+    def __init__(self, group: HostGroup, member: RunMember, models: TrainedModels) -> None:
+        """Puts hooks on the parameters; `models` as the leader has them."""
         self._member = member
-        self._loss_scale = loss_scale if loss_scale is not None and loss_scale.enabled else None
+        self._loss_scale = models.loss_scale
         self.overflowed = False
         """Never: the leader finds it in the sum, and the commit says it."""
         self._group = group
-        self._blocks = range(len(plan.parameters))
-        self._passing = Passing(group, plan, modules)
-        self._sums = HostSums(group, plan, device)
-        self.late = LateGradients(plan, watch=False)
-        self.clock = make_clock(device)
+        self._blocks = models.blocks
+        self._passing = Passing(group, models)
+        self._sums = HostSums(group, models.plan, models.device)
+        self.late = LateGradients(models.plan, watch=False)
+        self.clock = make_clock(models.device)
         self.losses = LossReadings(HostReader())
-        self._tap = GradientTap(plan, device, self._sums, self.late, in_order=True)
+        self._tap = GradientTap(models.plan, models.device, self._sums, self.late, in_order=True)
         self._held = [Held(self._passing.statistics), Held(self._passing.buffers)]
         self._line: dict[str, torch.Tensor] = {}
         """The line's buffers, as the last commit or the line's state set them."""
         self._installed: TransferAsked | None = None
         """The transfer that brought that state."""
         self._sends_again = False
-        self.intact = False
-        """Whether the leader has the host's gradient."""
+        self.intact: IntactGradient | None = None
+        """Not None: the leader has the host's gradient."""
 
     def begin(self, *, kept: bool) -> None:
         """Notes the buffers that the step begins with."""
@@ -298,10 +281,6 @@ class FollowerAverager(OfHost):
         """Waits for the halt that the leader waits for."""
         told_by_leader(self._group)
 
-    def gather(self, given: Given) -> list[Given] | None:
-        """Is never called: a host's processes are refused before."""
-        raise AssertionError("a process of a host gathers nothing within a step")
-
     def run(
         self,
         loss: torch.Tensor,
@@ -310,7 +289,7 @@ class FollowerAverager(OfHost):
     ) -> Averaged | None:
         """Runs backward for a host of weight `weight`, adds up, and takes over the mean."""
         self.clock.pause()
-        self.intact = False
+        self.intact = None
         told = told_by_leader(self._group)
         if isinstance(told, Outcome):
             return self._take(told)  # Void before it began.
@@ -363,7 +342,7 @@ class FollowerAverager(OfHost):
             raise
 
     def _take(self, outcome: Outcome) -> Averaged | None:
-        self.intact = outcome.intact
+        self.intact = self if outcome.intact else None
         if outcome.averaged is not None:
             self._passing.mean(outcome.missing)
             self.late.averaged(self._blocks)

@@ -12,22 +12,18 @@ they are, instead of the outcome. In between a process that fails closes the gro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
-from torch import nn
 
-from andon.protocol.attestations import Attestation, NodeApart
 from andon.protocol.grains import Grains
+from andon_trainer.averaging.averager import TrainedModels
 from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.compute_clock import make_clock
 from andon_trainer.averaging.grain_averaging import LineGrains, TakesGrains
 from andon_trainer.averaging.grain_buffers import GrainBuffers
 from andon_trainer.averaging.grain_sums import GrainSums
-from andon_trainer.averaging.loss_scale import LossScale
 from andon_trainer.averaging.readings import HostReader, LossReadings
-from andon_trainer.averaging.step_gather import Given
 from andon_trainer.averaging.verification import Verification
 from andon_trainer.core.calls import NodePart
 from andon_trainer.errors import HostLost
@@ -46,7 +42,6 @@ from andon_trainer.hosts.calls import (
 from andon_trainer.hosts.group import HostGroup
 from andon_trainer.hosts.handing import HandOver
 from andon_trainer.model.guards import LateGradients
-from andon_trainer.model.layout import ModelPlan
 from andon_trainer.place.membership import Membership
 
 __all__ = ["FollowerGrains", "LeaderGrains"]
@@ -55,20 +50,12 @@ __all__ = ["FollowerGrains", "LeaderGrains"]
 class LeaderGrains(OfHost, LineGrains):
     """Averages over the line, for its host; see `LineGrains`."""
 
-    def __init__(
-        self,
-        group: HostGroup,
-        member: Membership,
-        plan: ModelPlan,
-        device: torch.device,
-        modules: Sequence[nn.Module],
-        loss_scale: LossScale | None = None,
-    ) -> None:
+    def __init__(self, group: HostGroup, member: Membership, models: TrainedModels) -> None:
         """Puts hooks on the parameters."""
-        super().__init__(member, plan, device, modules, loss_scale)
+        super().__init__(member, models)
         self._group = group
-        self._passing = Passing(group, plan, modules)
-        self._hand_over = HandOver(group, plan, self.verification.sums, self._grain_buffers)
+        self._passing = Passing(group, models)
+        self._hand_over = HandOver(group, models.plan, self.verification.sums, self._grain_buffers)
         self._handed_over = False
         """Whether all sums of this attempt are here."""
         self._told_intact = False
@@ -157,27 +144,22 @@ class LeaderGrains(OfHost, LineGrains):
 class FollowerGrains(OfHost, TakesGrains):
     """Adds up this process's grains, hands them over, and takes over the mean."""
 
-    def __init__(
-        self,
-        group: HostGroup,
-        plan: ModelPlan,
-        device: torch.device,
-        modules: Sequence[nn.Module],
-        loss_scale: LossScale | None = None,
-    ) -> None:
-        """Puts hooks on the parameters; `loss_scale` as the leader has it."""
+    checks = None
+    """The leader compares what it has of the line's results."""
+
+    def __init__(self, group: HostGroup, models: TrainedModels) -> None:
+        """Puts hooks on the parameters; `models` as the leader has them."""
+        plan, self._blocks = models.plan, models.blocks
         self._group = group
-        self._plan = plan
-        self._loss_scale = loss_scale if loss_scale is not None and loss_scale.enabled else None
+        self._loss_scale = models.loss_scale
         self._sums = GrainSums(plan)
-        self._grain_buffers = GrainBuffers(modules)
-        self._passing = Passing(group, plan, modules)
+        self._grain_buffers = GrainBuffers(models.modules)
+        self._passing = Passing(group, models)
         self.late = LateGradients(plan, watch=True)
-        self.clock = make_clock(device)
+        self.clock = make_clock(models.device)
         self.losses = LossReadings(HostReader())
         self.verification = Verification(plan, self._sums, self._loss_scale)
         self._hand_over = HandOver(group, plan, self.verification.sums, self._grain_buffers)
-        self.mean_check = None
         self.overflowed = False
         """Never: the leader finds it in the sums, and the commit says it."""
         self.intact = False
@@ -217,7 +199,7 @@ class FollowerGrains(OfHost, TakesGrains):
         if outcome.averaged is not None:
             self._passing.mean(outcome.missing)
             # From here on a gradient that is added is too late.
-            self.late.averaged(range(len(self._plan.parameters)))
+            self.late.averaged(self._blocks)
         return outcome.averaged
 
     def committed(self, *, overflow: bool = False) -> None:
@@ -230,35 +212,3 @@ class FollowerGrains(OfHost, TakesGrains):
     def close(self) -> None:
         """Removes the hooks from the parameters; a second call does nothing."""
         self.late.close()
-
-    @property
-    def _unscale(self) -> torch.Tensor | None:
-        return None if self._loss_scale is None else self._loss_scale.inverse
-
-    # What a grain stepper never calls.
-
-    def begin(self, *, kept: bool) -> None:
-        """Is never called: see `begin_grains`."""
-        raise AssertionError("a line of grains begins grains")
-
-    def gather(self, given: Given) -> list[Given] | None:
-        """Is never called: it is refused in a loop body."""
-        raise AssertionError("a process of a host gathers nothing within a step")
-
-    def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
-        """Is never called: see `finish`."""
-        raise AssertionError("a line of grains finishes grains")
-
-    def resend(self, loss: torch.Tensor, weight: float) -> Averaged | None:
-        """Is never called: see `finish`."""
-        raise AssertionError("a line of grains finishes grains")
-
-    def apart(
-        self, hashes: Sequence[bytes], attested: Sequence[Attestation]
-    ) -> tuple[NodeApart, ...]:
-        """Is never called: the leader attests."""
-        raise AssertionError("the leader attests")
-
-    def recall(self, weight: float) -> None:
-        """Is never called: see `finish`."""
-        raise AssertionError("a line of grains finishes grains")

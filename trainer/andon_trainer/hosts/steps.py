@@ -71,36 +71,47 @@ class _InHost(Protocol):
         """A loss of this host is not finite: reports it, or waits for the halt that follows."""
 
 
-class HostProcesses:
-    """The processes of this host: they divide its share, and make one gradient of it."""
+class _OfHost:
+    """What processes of a host have in common, whatever they divide and add up."""
 
     several = True
 
     def __init__(self, group: HostGroup, parts: LoopParts, averager: _InHost) -> None:
-        """They meet in `group`, and `averager` adds their gradients up."""
+        """They meet in `group`, and `averager` adds up what they have computed."""
         self.leads = not group.rank
         self._group = group
         self._averager = averager
-        self._feeder = parts.feeder
         self._member = parts.member
+
+    def begin(self, state: StepState) -> None:
+        """What is kept is the whole host's, and process 0 counts it."""
+        if self._group.rank:
+            state.weight, state.loss_sum, state.correct = 0.0, 0.0, 0
+
+    def _meet(self, part: _Part | RefusedLoss) -> list[_Part] | None:
+        """What each process brings to the step; None if the line halted for a loss of one."""
+        given = [each.given for each in meet(self._group, BACKWARD, part)]
+        for each in given:
+            if isinstance(each, RefusedLoss):
+                self._averager.halt(each.value)
+                return None
+        refuse_other_weights([each.digest for each in given], self._member.position.step)
+        return given
+
+
+class HostProcesses(_OfHost):
+    """The processes of this host: they divide its share, and make one gradient of it."""
+
+    def __init__(self, group: HostGroup, parts: LoopParts, averager: _InHost) -> None:
+        """They meet in `group`, and `averager` adds their gradients up."""
+        super().__init__(group, parts, averager)
+        self._feeder = parts.feeder
         self._micro_batch_size = parts.micro_batch_size
         self.waits_in_model = any(
             isinstance(layer, nn.SyncBatchNorm)
             for module in parts.replica.modules
             for layer in module.modules()
         )
-
-    def refuse_gather(self) -> None:
-        """Raises RuntimeError: only one process of a host speaks to the line."""
-        raise RuntimeError(
-            "line.gather in a loop body is not supported in a host whose processes average by "
-            "DistributedDataParallel: start one worker for each GPU, and prepare the model itself"
-        )
-
-    def begin(self, state: StepState) -> None:
-        """What is kept is the whole host's, and process 0 counts it."""
-        if self._group.rank:
-            state.weight, state.loss_sum, state.correct = 0.0, 0.0, 0
 
     def part_of(self, share: Share, epoch: int) -> Share:
         """This process's part of a share of the host.
@@ -157,22 +168,8 @@ class HostProcesses:
         scale = (own if whole else state.unit) / total if total else None
         return Weighed(total, scale, stop_wanted)
 
-    def share_losses(self, state: StepState, losses: GrainLosses, stop_wanted: str) -> str | None:
-        """Is never called: see `HostGrains`."""
-        raise AssertionError("the line has no grains")
 
-    def _meet(self, part: _Part | RefusedLoss) -> list[_Part] | None:
-        """What each process brings to the step; None if the line halted for a loss of one."""
-        given = [each.given for each in meet(self._group, BACKWARD, part)]
-        for each in given:
-            if isinstance(each, RefusedLoss):
-                self._averager.halt(each.value)
-                return None
-        refuse_other_weights([each.digest for each in given], self._member.position.step)
-        return given
-
-
-class HostGrains(HostProcesses):
+class HostGrains(_OfHost):
     """The same on a line of grains: each process computes some of the host's grains whole.
 
     Nobody waits for the others in a model: a grain's forward sees its own samples alone. So the

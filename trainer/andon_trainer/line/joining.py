@@ -17,12 +17,13 @@ from andon.protocol.schedules import (
     QUORUM_CAPABILITY,
 )
 from andon_trainer.averaging.attesting import can_attest
+from andon_trainer.averaging.averager import GrainAverager, TrainedModels
 from andon_trainer.averaging.changes import ChangeExchange, outer_optimizer
 from andon_trainer.averaging.collectives import LineCollectives, SoloCollectives
-from andon_trainer.averaging.grain_averaging import GrainAverager, LineGrains, SoloGrains
+from andon_trainer.averaging.grain_averaging import LineGrains, SoloGrains
 from andon_trainer.averaging.line_averaging import LineAverager
-from andon_trainer.averaging.loss_scale import LossScale
 from andon_trainer.averaging.solo_averaging import SoloAverager
+from andon_trainer.averaging.solo_gate import SoloGate
 from andon_trainer.data.feed import Feeder
 from andon_trainer.hosts.averaging import FollowerAverager, LeaderAverager
 from andon_trainer.hosts.grain_averaging import FollowerGrains, LeaderGrains
@@ -97,22 +98,26 @@ def join_with(session: LineSession, feeder: Feeder) -> None:
 def _stepper_for(session: LineSession, plan: ModelPlan, parts: LoopParts) -> LoopSteps:
     """The loop of the line's schedule."""
     line, host, device = session.worker.membership, session.worker.host, session.device
-    scale = None if parts.scaling is None else parts.scaling.loss_scale
-    modules = parts.replica.modules
+    models = TrainedModels(
+        plan=plan,
+        device=device,
+        modules=parts.replica.modules,
+        scaling=None if parts.scaling is None else parts.scaling.loss_scale,
+    )
     if parts.grain:
-        return _grain_stepper_for(session, plan, parts, scale)
+        return _grain_stepper_for(session, parts, models)
     if host is not None:
-        averager: LeaderAverager | FollowerAverager
+        of_host: LeaderAverager | FollowerAverager
         if line is not None:
-            averager = LeaderAverager(host, line, plan, device, modules, scale)
+            of_host = LeaderAverager(host, line, models)
         else:
-            averager = FollowerAverager(host, parts.member, plan, device, modules, scale)
-        return Stepper(parts, averager, HostProcesses(host, parts, averager))
+            of_host = FollowerAverager(host, parts.member, models)
+        return Stepper(parts, of_host, HostProcesses(host, parts, of_host))
     if line is None:
-        alone = SoloAverager(parts.member, plan, device, loss_scale=scale, modules=modules)
-        return Stepper(parts, alone)
+        return Stepper(parts, SoloAverager(parts.member, models))
     if not line.policy.local_steps:
-        return Stepper(parts, LineAverager(line, plan, device, modules, scale))
+        averager = LineAverager(line, models)
+        return Stepper(parts, averager, gather=averager.gather)
     assert session.audit is not None
     outer = outer_optimizer(plan, line.policy.outer)
     # After joining: a state that came from another worker, or from a checkpoint, waits for it.
@@ -120,7 +125,7 @@ def _stepper_for(session: LineSession, plan: ModelPlan, parts: LoopParts) -> Loo
     return LocalStepper(
         parts,
         line,
-        ChangeExchange(line, plan, device, modules),
+        ChangeExchange(line, plan, device, models.modules),
         OuterStep(
             optimizer=outer,
             moving=session.audit.moving,
@@ -131,23 +136,22 @@ def _stepper_for(session: LineSession, plan: ModelPlan, parts: LoopParts) -> Loo
 
 
 def _grain_stepper_for(
-    session: LineSession, plan: ModelPlan, parts: LoopParts, scale: LossScale | None
+    session: LineSession, parts: LoopParts, models: TrainedModels
 ) -> GrainStepper:
     """The loop of a line of grains."""
-    line, host, device = session.worker.membership, session.worker.host, session.device
-    modules, processes = parts.replica.modules, None
+    line, host, processes = session.worker.membership, session.worker.host, None
     grains: GrainAverager
     if host is not None:
         of_host: LeaderGrains | FollowerGrains
         if line is not None:
-            of_host = LeaderGrains(host, line, plan, device, modules, scale)
+            of_host = LeaderGrains(host, line, models)
         else:
-            of_host = FollowerGrains(host, plan, device, modules, scale)
+            of_host = FollowerGrains(host, models)
         grains, processes = of_host, HostGrains(host, parts, of_host)
     elif line is None:
-        grains = SoloGrains(parts.member, plan, device, loss_scale=scale, modules=modules)
+        grains = SoloGrains(parts.member, models)
     else:
-        grains = LineGrains(line, plan, device, modules, scale)
+        grains = LineGrains(line, models)
     arithmetic = session.worker.arithmetic
     assert arithmetic is not None, "a loop has grains under same_bits alone"
     return GrainStepper(parts, grains, session.worker.config.seed, arithmetic.check, processes)
@@ -181,7 +185,8 @@ def join_by_hand(session: LineSession, modules: Sequence[nn.Module]) -> None:
     member = worker.join(plan, worker.plan_run(1))
     collectives: SoloCollectives | LineCollectives
     if worker.membership is None:
-        collectives = SoloCollectives(SoloAverager(member, plan, session.device))
+        gate = SoloGate(member, TrainedModels(plan=plan, device=session.device))
+        collectives = SoloCollectives(gate)
     else:
         collectives = LineCollectives(worker.membership, plan, session.device)
     session.manual = ManualStepper(

@@ -1,4 +1,4 @@
-"""Steps on a line of equal bits: the stepper whose loop bodies are grains.
+"""Steps on a line of equal bits, whose loop bodies are grains.
 
 Theory of operation. A loop body gets exactly one grain, under the generators and with the buffers
 that belong to it (`data.grain_seeds`, `averaging.grain_buffers`). Its gradient is not accumulated
@@ -26,30 +26,31 @@ import torch
 from andon.protocol.grains import Grains
 from andon.protocol.limits import MAX_HASHED_SAMPLES
 from andon.protocol.records import PositionRange
+from andon.protocol.shards import subtract
 from andon.protocol.sums import sum_in_order
 from andon_trainer.averaging.attesting import digest_of
-from andon_trainer.averaging.grain_averaging import GrainAverager
+from andon_trainer.averaging.averager import GrainAverager
 from andon_trainer.averaging.step_gather import Rows
-from andon_trainer.averaging.verification import Verification
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.keeping import Kept
 from andon_trainer.data.feed import MicroBatch, Share
 from andon_trainer.data.grain_seeds import GrainSeeds
 from andon_trainer.data.sample_hashes import sample_hashes
 from andon_trainer.model.graph import Graph
+from andon_trainer.schedules.averaged_steps import AveragedSteps
 from andon_trainer.schedules.grain_losses import GrainLosses
 from andon_trainer.schedules.loop_steps import LoopParts
-from andon_trainer.schedules.processes import Processes
+from andon_trainer.schedules.processes import GrainProcesses, OneProcess
 from andon_trainer.schedules.step_state import StepPhase, StepState
-from andon_trainer.schedules.stepper import Stepper
 
 __all__ = ["GrainStepper"]
 
 
-class GrainStepper(Stepper):
+class GrainStepper(AveragedSteps):
     """Steps whose gradients are added along the tree of a batch's grains."""
 
     _averager: GrainAverager
+    _processes: GrainProcesses
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class GrainStepper(Stepper):
         averager: GrainAverager,
         seed: int,
         check: Callable[[], None],
-        processes: Processes | None = None,
+        processes: GrainProcesses | None = None,
     ) -> None:
         """Stands between steps.
 
@@ -68,7 +69,7 @@ class GrainStepper(Stepper):
             check: raises if the script has changed what decides bits.
             processes: those of its host, if there are several.
         """
-        super().__init__(parts, averager, processes)
+        super().__init__(parts, averager, processes or OneProcess())
         self._check = check
         self._grain = parts.grain
         self._losses: GrainLosses | None = None
@@ -90,7 +91,7 @@ class GrainStepper(Stepper):
         )
 
     def try_commit(self) -> bool:
-        """See `Stepper`; what the script draws next depends on the committed step alone."""
+        """See `AveragedSteps`; what the script draws next depends on the committed step alone."""
         waits = self._state is not None and self._state.phase is StepPhase.AVERAGED
         moved = super().try_commit()
         if waits:
@@ -100,8 +101,7 @@ class GrainStepper(Stepper):
     # ------------------------------------------------------------------ the loop's batches
 
     def _begin(self, assigned: Assigned) -> StepState:
-        verification = self._averager.verification
-        if assigned.attests and not (verification is not None and verification.knows_own):
+        if assigned.attests and not self._averager.verification.knows_own:
             self._kept = None  # Its grains were not hashed: the attempt before was not verified.
         if assigned.anew:
             self._kept = None
@@ -116,12 +116,11 @@ class GrainStepper(Stepper):
             grains, kept=kept is not None, attests=assigned.attests, anew=assigned.anew
         )
 
-    def _take_up_kept(self, state: StepState) -> None:
-        """Does nothing: the sums are where the next grains are added."""
-
     def _share_left(self, state: StepState) -> Share:
-        share = super()._share_left(state)
-        return Share(share.epoch, share.ranges, batch=share.batch, grain=self._grain)
+        assigned, kept = state.assigned, state.kept
+        # The sums of the others are where these grains are added.
+        left = subtract(assigned.positions, () if kept is None else kept.positions)
+        return Share(assigned.epoch, left, batch=assigned.batch, grain=self._grain)
 
     def _verify(self, state: StepState) -> Generator[Any, None, bool]:
         """Loop bodies with the grains that this worker verifies."""
@@ -145,7 +144,7 @@ class GrainStepper(Stepper):
             began = time.perf_counter()
         for grain in left:
             self._note_samples(state, grain, None, 0)
-            self._verification.leave_out(grain)
+            self._averager.verification.leave_out(grain)
         state.verifying = False
         return True
 
@@ -180,13 +179,7 @@ class GrainStepper(Stepper):
         positions = len(Grains(whole, self._grain).positions(grain))
         divided = len(whole) <= MAX_HASHED_SAMPLES
         hashes = sample_hashes(batch, samples, positions, divided=divided)
-        self._verification.note_samples(grain, hashes, verified=state.verifying)
-
-    @property
-    def _verification(self) -> Verification:
-        verification = self._averager.verification
-        assert verification is not None, "a script that is alone is assigned nothing to attest"
-        return verification
+        self._averager.verification.note_samples(grain, hashes, verified=state.verifying)
 
     # ------------------------------------------------------------------ backward
 
@@ -197,7 +190,7 @@ class GrainStepper(Stepper):
         given: float,
         graph: Graph,
     ) -> None:
-        """Goes backward from a grain, and takes its gradient out of `p.grad`."""
+        # From a grain, whose gradient is taken out of `p.grad`.
         loss, reported = losses
         assert self._losses is not None
         self._accumulated.refuse_other(first=not state.micro_batches)
@@ -243,7 +236,7 @@ class GrainStepper(Stepper):
         assert self._present is not None
         if not given:
             self._averager.clock.done()
-            self._verification.leave_out(self._present)
+            self._averager.verification.leave_out(self._present)
             return
         scalar = graph.goes_back(loss.reshape(()), self._accumulated)
         self._in_backward = True
@@ -252,7 +245,7 @@ class GrainStepper(Stepper):
         finally:
             self._in_backward = False
         self._averager.clock.done()
-        self._verification.take(self._present, given)
+        self._averager.verification.take(self._present, given)
 
     def _finish(
         self, state: StepState, scalar: torch.Tensor | None, grain: int | None, given: float
@@ -300,15 +293,16 @@ class GrainStepper(Stepper):
 
     def _attest(self, state: StepState) -> None:
         """Says what was computed; before the script can change what is in `p.grad`."""
-        verification, assigned = self._verification, state.assigned
+        verification, assigned = self._averager.verification, state.assigned
         itemised = frozenset(assigned.verifies if assigned.itemised else ())
         if assigned.itemises_own:
             itemised |= frozenset(range(Grains(assigned.batch, self._grain).count))
         state.attested = verification.attested(itemised)
         hashes = verification.averages_hashes()
         state.averages_digest = digest_of(hashes)
-        state.mean_check = self._averager.mean_check
-        state.apart = self._averager.apart(hashes, state.attested)
+        if (checks := self._averager.checks) is not None:
+            state.mean_check = checks.mean_check
+            state.apart = checks.apart(hashes, state.attested)
 
     def _keep(self, state: StepState, losses: GrainLosses) -> Kept:
         state.collect()

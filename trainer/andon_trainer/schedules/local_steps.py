@@ -54,9 +54,11 @@ from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import NO_DIGEST, Digest, Timings
 from andon_trainer.data.feed import MicroBatch, Share
 from andon_trainer.place.member import RunMember
-from andon_trainer.schedules.loop_checks import check_device, check_loop_body
-from andon_trainer.schedules.loop_steps import LoopParts, LoopSteps
+from andon_trainer.schedules.adding_up import AddsUp
+from andon_trainer.schedules.loop_checks import check_device
+from andon_trainer.schedules.loop_steps import LoopParts
 from andon_trainer.schedules.own_weights import OwnWeights, Part
+from andon_trainer.schedules.processes import OneProcess
 from andon_trainer.schedules.step_state import StepPhase, StepState
 from andon_trainer.state.held_state import HeldState, InnerState
 
@@ -136,7 +138,7 @@ class _Round:
         return self.made == len(self.parts) - 1
 
 
-class LocalStepper(LoopSteps):
+class LocalStepper(AddsUp):
     """Windows of local steps, one exchange a window."""
 
     _averager: ChangeExchange
@@ -151,7 +153,7 @@ class LocalStepper(LoopSteps):
         outer: OuterStep,
     ) -> None:
         """Stands between windows."""
-        super().__init__(parts, changes)
+        super().__init__(parts, changes, OneProcess())
         self._local = member
         self._outer = outer
         self._buffers = changes.buffers
@@ -352,15 +354,8 @@ class LocalStepper(LoopSteps):
             if left < 0:
                 self._end_parts(round_, round_.made + 1)
             state.waiting, state.last = micro_batch.samples, left <= 0
-            self._moved.begin()
-            with self._lone.allowed(state.waiting):
-                yield self._hand_over(state, micro_batch.batch)
-            if state is not self._state:
-                return  # The script left the epoch, and resumed this generator afterwards.
-            self._moved.check(state.phase, committed=self._committed)
-            if state.phase is StepPhase.VOID:
+            if not (yield from self._run_body(state, micro_batch.batch)):
                 return
-            check_loop_body(state, self._scaling)
 
     def _borrowed_step(self, round_: _Round) -> Iterator[Any]:
         """Runs the loop body of a round in which there is nothing to compute.
@@ -373,13 +368,8 @@ class LocalStepper(LoopSteps):
         state.borrowed = state.last = True
         state.waiting = 1
         self._buffers.borrow()
-        self._moved.begin()
         batch = self._feeder.borrow(assigned.epoch, assigned.batch.start)
-        with self._lone.allowed(state.waiting):
-            yield self._hand_over(state, batch)
-        if state is self._state:
-            self._moved.check(state.phase, committed=self._committed)
-            check_loop_body(state, self._scaling)
+        yield from self._run_body(state, batch)
 
     def _complete(self, state: StepState, scalar: torch.Tensor, *, whole: bool) -> None:
         # Whatever raises below (the script's own backward, a halt), the local step is then over.

@@ -17,34 +17,33 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from andon_trainer.averaging.compute_clock import ComputeClock
-from andon_trainer.averaging.readings import LossReadings
+from andon_trainer.averaging.averager import LoopAverager
 from andon_trainer.averaging.step_gather import Rows
 from andon_trainer.core.events import Assigned, Committed
 from andon_trainer.data.feed import Feeder
 from andon_trainer.data.loader import move_to
 from andon_trainer.errors import RunOver
 from andon_trainer.model.graph import FREED, Graph
-from andon_trainer.model.guards import AccumulatedGradients, LateGradients
+from andon_trainer.model.guards import AccumulatedGradients
 from andon_trainer.model.lone_samples import LoneSamples
 from andon_trainer.place.member import RunMember
 from andon_trainer.schedules.carried_rows import CarriedRows
 from andon_trainer.schedules.coupled_samples import CoupledSamples
 from andon_trainer.schedules.loop_checks import (
     MovedParameters,
+    check_loop_body,
     no_batch,
-    no_batch_may_be_left_out,
     step_was_not_called,
 )
-from andon_trainer.schedules.processes import OneProcess, Processes
+from andon_trainer.schedules.processes import Processes
 from andon_trainer.schedules.shares import Shares
 from andon_trainer.schedules.step_state import StepPhase, StepState
 from andon_trainer.script.gates import StepIdentity
@@ -57,20 +56,6 @@ from andon_trainer.state.replica import Replica
 __all__ = ["LoopParts", "LoopSteps"]
 
 log = logging.getLogger(__name__)
-
-
-class _Averages(Protocol):
-    """What every schedule needs of the object that averages."""
-
-    late: LateGradients
-    clock: ComputeClock
-    losses: LossReadings
-
-    def refuse_loss(self, value: float) -> None:
-        """Halts the line: this worker's loss is not finite."""
-
-    def close(self) -> None:
-        """Removes the hooks from the parameters; a second call does nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +83,9 @@ class LoopSteps(ABC):
     _holds_weights = True
     """Whether the models have the line's weights between two commits."""
 
-    def __init__(
-        self, parts: LoopParts, averager: _Averages, processes: Processes | None = None
-    ) -> None:
-        """Stands between steps; `processes` are those of its host, if there are several."""
-        self._processes = processes or OneProcess()
+    def __init__(self, parts: LoopParts, averager: LoopAverager, processes: Processes) -> None:
+        """Stands between steps; `processes` are those of its host."""
+        self._processes = processes
         self._member = parts.member
         self._accumulated = parts.accumulated
         self._feeder = parts.feeder
@@ -145,10 +128,20 @@ class LoopSteps(ABC):
         """The loop's batches of one assignment; the loop body runs at each `yield`."""
 
     @abstractmethod
-    def _complete(self, state: StepState, scalar: torch.Tensor, *, whole: bool) -> None:
-        """Runs a step's last backward, and leaves the mean in `p.grad`.
+    def _go_backward(
+        self,
+        state: StepState,
+        losses: tuple[torch.Tensor, torch.Tensor],
+        given: float,
+        graph: Graph,
+    ) -> None:
+        """Goes backward from the micro-batch that waits; the last one leaves the mean in `p.grad`.
 
-        `whole`: the only micro-batch's loss is a mean already.
+        Args:
+            state: the step.
+            losses: to go backward from, and as people read it.
+            given: the weight.
+            graph: what becomes of autograd's graph.
         """
 
     @abstractmethod
@@ -325,6 +318,27 @@ class LoopSteps(ABC):
             self._averager.clock.take(state.waiting)
         return moved
 
+    def _run_body(self, state: StepState, batch: Any) -> Generator[Any, None, bool]:
+        """One loop body with a micro-batch; returns whether its step, and the loop, go on."""
+        was = self._written_by_line
+        self._moved.begin()
+        with self._lone.allowed(state.waiting):
+            yield self._hand_over(state, batch)
+        if state is not self._state:
+            return False  # The script left the epoch, and resumed this generator afterwards.
+        settled = self.committed or was != self._written_by_line
+        self._moved.check(state.phase, committed=settled)
+        if state.phase is StepPhase.VOID:
+            return False  # The next assignment has the positions that are left.
+        check_loop_body(state, self._scaling)
+        return True
+
+    @property
+    def _written_by_line(self) -> tuple[int, int]:
+        """Changes when a state may have come that replaced the weights."""
+        here = self._member.position
+        return id(here.installed_from), here.doubts
+
     def _loaded(self, state: StepState, began: float) -> None:
         """The loop has waited for a batch since `began`."""
         now = time.perf_counter()
@@ -390,67 +404,6 @@ class LoopSteps(ABC):
         state.count(None if correct is None else reader.begin(torch.as_tensor(correct)))
         # Only now, after all checks of the arguments: a call that was refused may be repeated.
         self._go_backward(state, (loss, reported), given, graph)
-
-    def _go_backward(
-        self,
-        state: StepState,
-        losses: tuple[torch.Tensor, torch.Tensor],
-        given: float,
-        graph: Graph,
-    ) -> None:
-        """Goes backward from the micro-batch that waits, and accumulates.
-
-        Args:
-            state: the step.
-            losses: to go backward from, and as people read it.
-            given: the weight.
-            graph: what becomes of autograd's graph.
-        """
-        loss, reported = losses
-        factor, state.waiting = state.make_room(given), 0
-        # Before backward adds to it: what was held back has to have the same unit as what comes.
-        self._accumulated.put_back(factor)
-        value = self._averager.losses.begin(reported, gated=given > 0)
-        # A loss that is still on its way from a GPU is looked at before anything moves; with a
-        # weight of 0 it has to be known now.
-        known = value.here or not (given or state.borrowed)
-        finite = not known or math.isfinite(value.number())
-        if given and not finite and not self._processes.refuses_later(state, value.number()):
-            self._refuse_loss(state, value.number())
-            return
-        if not given and not finite and not state.borrowed:
-            # For example the mean over no target. Its weight is 0, but 0 times its gradient would
-            # be nan: so it does not go backward at all.
-            if self._processes.waits_in_model:
-                raise no_batch_may_be_left_out()
-            if not state.last:
-                self._averager.clock.done()
-                state.micro_batches += 1
-                self._accumulated.hold()
-                return
-            if state.weight:
-                loss = self._accumulated.zero_loss()
-        if given:
-            state.add_loss(value, given)
-        # The only micro-batch of its step is a mean already. Otherwise the sum of the products is
-        # accumulated, each times its part of the share, and scaled to a mean when it is sent.
-        alone = state.kept is None or state.borrowed
-        whole = state.last and state.micro_batches == 0 and alone
-        state.micro_batches += 1
-        share = given / state.unit if given else 0.0
-        scalar = loss.reshape(()) if whole else loss.reshape(()) * share
-        scalar = graph.goes_back(scalar, self._accumulated)
-        self._in_backward = True
-        try:
-            if state.last:
-                self._complete(state, scalar, whole=whole)
-                self._loss_check.collect()  # All numbers of the step are here.
-            else:
-                scalar.backward()  # type: ignore[no-untyped-call]  # torch's own signature
-                self._averager.clock.done()
-                self._accumulated.hold()
-        finally:
-            self._in_backward = False
 
     def refuse_rows(self, value: float) -> None:
         """Halts the line, before a gather, for a row of this worker's that is not finite.

@@ -13,7 +13,7 @@ from andon_trainer.data.feed import Share
 from andon_trainer.schedules.grain_losses import GrainLosses
 from andon_trainer.schedules.step_state import StepState
 
-__all__ = ["OneProcess", "Processes", "Weighed"]
+__all__ = ["GradientProcesses", "GrainProcesses", "OneProcess", "Processes", "Weighed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,19 @@ class Processes(Protocol):
     """Whether there are others."""
     leads: bool
     """Whether this one reports what the worker has computed."""
-    waits_in_model: bool
-    """Whether other processes wait for each of this one's backwards."""
 
     def begin(self, state: StepState) -> None:
         """A step begins, with what is kept of the attempt before."""
 
     def part_of(self, share: Share, epoch: int) -> Share:
         """This process's part of the worker's share; `epoch` is that of the present step."""
+
+
+class GradientProcesses(Processes, Protocol):
+    """The same, if they make one gradient together."""
+
+    waits_in_model: bool
+    """Whether other processes wait for each of this one's backwards."""
 
     def refuses_later(self, state: StepState, loss: float) -> bool:
         """Whether a loss that is not finite goes backward, and the step is refused at its end."""
@@ -56,8 +61,12 @@ class Processes(Protocol):
             stop_wanted: why this process's script wants the run to end.
         """
 
+
+class GrainProcesses(Processes, Protocol):
+    """The same on a line of grains, of which each computes some whole."""
+
     def share_losses(self, state: StepState, losses: GrainLosses, stop_wanted: str) -> str | None:
-        """On a line of grains: tells the others of this process's, before the last backward.
+        """Tells the others of this process's grains, before the last backward.
 
         Args:
             state: the step, which becomes the worker's as far as this process reports it.
@@ -67,9 +76,6 @@ class Processes(Protocol):
         Returns:
             Why a script wants the run to end; None: the line halted meanwhile.
         """
-
-    def refuse_gather(self) -> None:
-        """Raises RuntimeError if a loop body can't gather."""
 
 
 class OneProcess:
@@ -98,6 +104,3 @@ class OneProcess:
     def share_losses(self, state: StepState, losses: GrainLosses, stop_wanted: str) -> str | None:
         """There is nobody to tell."""
         return stop_wanted
-
-    def refuse_gather(self) -> None:
-        """Does nothing."""
