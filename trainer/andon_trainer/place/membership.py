@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from andon.host.logs import LogEvent
 from andon.host.tls import TlsError
@@ -66,7 +65,6 @@ from andon_trainer.core.reports import (
 )
 from andon_trainer.core.worker_state import RoundPhase, WorkerState
 from andon_trainer.errors import (
-    CheckpointRefused,
     JoinRefused,
     LineHalted,
     LineLost,
@@ -74,14 +72,13 @@ from andon_trainer.errors import (
     WorkerDropped,
 )
 from andon_trainer.exchange.control.connection import Connection
-from andon_trainer.exchange.control.giving import StateGiver
-from andon_trainer.exchange.control.transfer import StateMover
 from andon_trainer.exchange.control.translation import Report
 from andon_trainer.exchange.path import Exchange, Inbox
 from andon_trainer.exchange.route import Route, RouteFailed, ring_address_of
 from andon_trainer.exchange.star.star import WrongMap
 from andon_trainer.place.candidate import Candidate, refuse_other_policy
 from andon_trainer.place.learner import Learner, doing
+from andon_trainer.place.moving import StateMoves
 from andon_trainer.place.position import Position
 from andon_trainer.place.talk import LineTalk
 from andon_trainer.telemetry import Telemetry
@@ -119,8 +116,6 @@ class Membership:
         self.timeline = telemetry.timeline
         self._inbox = Inbox()
         self._link = Connection(config, self._inbox, self.timeline)
-        self._mover = StateMover(self._link, candidate.replica, config.shared_dir)
-        self._giver = StateGiver(self._link, candidate.replica, config.shared_dir)
         self._route = Route(candidate.layout, self._inbox, config)
         self._learner = Learner(self._link, self._route, self._inbox)
         self._link.hear = self._learner.hear
@@ -137,6 +132,7 @@ class Membership:
             else WrittenCheckpoint(origin.step, str(config.resume), origin.head),
             lambda: doing(self._conversation.attending),
         )
+        self._moves = StateMoves(self._link, candidate, config.shared_dir, self.talk, self.timeline)
         self._raised: RaiseHalted | RaiseDropped | None = None
         """What ended the script's training; its answer may not have come yet.
 
@@ -253,7 +249,7 @@ class Membership:
                 self._link.control.report_crash(departure.error_type, departure.message)
             self._link.control.leave(replace(departure, checkpoint=self.talk.checkpoint))
             self._link.close(after_s=_LEAVE_PATIENCE_S)
-        self._giver.close(_LEAVE_PATIENCE_S)
+        self._moves.close(_LEAVE_PATIENCE_S)
         self._learner.close()
         # There is none if the Join failed.
         if hasattr(self._route, "exchange"):
@@ -340,7 +336,7 @@ class Membership:
         """Requests work and waits for it."""
         if self.timeline is not None:
             self.timeline.step_over("void")  # If it was not committed, it was in vain.
-        self._giver.tidy()
+        self._moves.tidy()
         # Before `forget_round`, which takes the assignment away: the Fault names its key and rank.
         self._do(self._conversation.begin_anew())
         left = self._state.forget_round()
@@ -688,7 +684,7 @@ class Membership:
             return ""
         encoding = self.policy.answer_encoding or self.policy.encoding
         step_bytes = encoding.payload_bytes(self._candidate.layout.elements)
-        advice = self._learner.advice(step_bytes, attending.behind, self._mover.arrived_bytes)
+        advice = self._learner.advice(step_bytes, attending.behind, self._moves.arrived_bytes)
         return f". {advice}" if advice else ""
 
     def _show_halt(self, effect: AwaitAnswer | GoOn) -> None:
@@ -756,40 +752,16 @@ class Membership:
             case StopListening():
                 self._learner.arrived()
 
-    def _restore(self, asked: TransferAsked) -> str:
-        """Loads a checkpoint that the line goes back to; returns why that failed, or ""."""
-        read, restore = asked.checkpoint, self._candidate.restore
-        assert read is not None
-        try:
-            if restore is None:
-                raise CheckpointRefused("this worker reads no checkpoints")
-            restore(Path(read.folder), read.head)
-        except CheckpointRefused as error:
-            log.error(LogEvent("checkpoint_not_loaded", str(error)))  # noqa: TRY400 (it says all)
-            return str(error)
-        text = f"the line went back to step {asked.step}: its checkpoint is loaded from "
-        log.warning(LogEvent("went_back", f"{text}{read.folder}", step=asked.step))
-        self.talk.wrote(read)
-        return ""
-
     def _move(self, asked: TransferAsked) -> None:
         """Sends or receives state. No round runs meanwhile, or this worker hears it (rule 10)."""
         if asked.sends and asked.beside_training:
-            self._giver.give(asked)
+            self._moves.give(asked)
             return
         if asked.beside_training:
             self._learner.state_moves()
-        self.talk.show("SYNCING")
-        began = time.perf_counter()
         with self._leaving.at_once():
             # A transfer may take minutes, and there is no step to finish meanwhile.
-            moves = self._mover.move if asked.checkpoint is None else self._restore
-            failure = moves(asked)
-        if not (failure or asked.sends):
-            self.talk.went_back(asked.step)
-        if self.timeline is not None:
-            self.timeline.span("send state" if asked.sends else "receive state", began)
-        self.talk.show("IDLE")
+            failure = self._moves.move(asked)
         self._do(self._conversation.moved(asked, failure))
         if self._state.head is not None:
             self._learner.forget(self._state.head)
