@@ -22,7 +22,8 @@ from andon_trainer.data.feed import Feeder, Shard, ShardFeeder
 from andon_trainer.model.guards import AccumulatedGradients
 from andon_trainer.model.layout import plan_model
 from andon_trainer.place.membership import Membership
-from andon_trainer.schedules.local_steps import LocalStepper, OuterStep
+from andon_trainer.schedules.line_weights import OuterStep
+from andon_trainer.schedules.local_steps import LocalStepper
 from andon_trainer.schedules.loop_steps import LoopParts
 from andon_trainer.schedules.stepper import StepperGate
 from andon_trainer.script.gates import Audit, gate_optimizer

@@ -311,9 +311,7 @@ class ReportingMember(SoloMember):
 def test_a_step_reports_the_scripts_own_time_and_that_no_device_was_clocked() -> None:
     model, member = models()[0], ReportingMember()
     plan = plan_model([model])
-    collectives = SoloCollectives(
-        SoloGate(member, TrainedModels(plan=plan, device=torch.device("cpu")))
-    )
+    collectives = alone_with(member, plan)
     began = time.perf_counter()
     stepper = ManualStepper(
         member,
@@ -380,9 +378,7 @@ class OneOfTwo(SoloMember):
 def beside_another(model: nn.Module) -> ManualStepper:
     plan = plan_model([model])
     member = OneOfTwo(RunPlan(global_batch=1))
-    collectives = SoloCollectives(
-        SoloGate(member, TrainedModels(plan=plan, device=torch.device("cpu")))
-    )
+    collectives = alone_with(member, plan)
     return ManualStepper(
         member,
         collectives,

@@ -34,7 +34,8 @@ from andon_trainer.model.guards import AccumulatedGradients
 from andon_trainer.model.layout import ModelPlan, plan_model
 from andon_trainer.model.wrappers import unwrapped
 from andon_trainer.schedules.grain_steps import GrainStepper
-from andon_trainer.schedules.local_steps import LocalStepper, OuterStep
+from andon_trainer.schedules.line_weights import OuterStep
+from andon_trainer.schedules.local_steps import LocalStepper
 from andon_trainer.schedules.loop_steps import LoopParts, LoopSteps
 from andon_trainer.schedules.manual import ManualStepper
 from andon_trainer.schedules.stepper import Stepper

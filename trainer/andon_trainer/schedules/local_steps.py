@@ -39,7 +39,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,10 +50,11 @@ from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.changes import ChangeExchange
 from andon_trainer.core.computed import Computed
 from andon_trainer.core.events import Assigned
-from andon_trainer.core.reports import NO_DIGEST, Digest, Timings
+from andon_trainer.core.reports import NO_DIGEST, Timings
 from andon_trainer.data.feed import MicroBatch, Share
 from andon_trainer.place.member import RunMember
 from andon_trainer.schedules.adding_up import AddsUp
+from andon_trainer.schedules.line_weights import LineWeights, OuterStep
 from andon_trainer.schedules.loop_checks import check_device
 from andon_trainer.schedules.loop_steps import LoopParts
 from andon_trainer.schedules.own_weights import OwnWeights, Part
@@ -62,7 +62,7 @@ from andon_trainer.schedules.processes import OneProcess
 from andon_trainer.schedules.step_state import StepPhase, StepState
 from andon_trainer.state.held_state import HeldState, InnerState
 
-__all__ = ["LocalMember", "LocalStepper", "OuterStep"]
+__all__ = ["LocalMember", "LocalStepper"]
 
 
 class LocalMember(RunMember, Protocol):
@@ -83,19 +83,6 @@ class LocalMember(RunMember, Protocol):
 
     def look(self) -> bool:
         """Takes what the line has sent, without waiting; False if the round is void."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OuterStep:
-    """What moves the line's weights at the end of a window."""
-
-    optimizer: Optimizer
-    moving: Callable[[], AbstractContextManager[None]]
-    """Around its step: it is no optimizer that the script prepared."""
-    max_grad_norm: float | None = None
-    """The greatest norm of a local step's gradient."""
-    mix: float = 0.0
-    """With which factor own weights are kept where a fragment's average arrives."""
 
 
 @dataclass(slots=True)
@@ -158,6 +145,7 @@ class LocalStepper(AddsUp):
         self._outer = outer
         self._buffers = changes.buffers
         self._held = HeldState(parts.replica, parts.device)
+        self._weights = LineWeights(member, parts.replica, self._held, changes, outer)
         self._inner_ahead: InnerState | None = None
         """The inner state when the pile ahead was begun."""
         self._due, self._ahead = _Sums(), _Sums()
@@ -231,7 +219,7 @@ class LocalStepper(AddsUp):
             self._begin_window(wants_digest=wants_digest)
             wants_digest = False
         if wants_digest and self._digest is NO_DIGEST:
-            self._digest = self._held_digest()
+            self._digest = self._weights.digest_of_held()
         epoch, batch = assigned.epoch, assigned.batch
         due = self._shares.of(assigned, epoch, computed.missing(assigned), batch)
         ahead = self._shares.of(assigned, epoch, computed.missing_ahead(assigned), batch)
@@ -277,29 +265,7 @@ class LocalStepper(AddsUp):
         self._held.take()
         self._averager.renew()
         self._buffers.begin()
-        self._digest = self._head_digest(wanted=wants_digest)
-
-    def _head_digest(self, *, wanted: bool = False) -> Digest:
-        """The digest of the models' weights, if it is wanted or the line compares this head's."""
-        here = self._member.position
-        if not (wanted or here.digest_due):
-            return NO_DIGEST
-        return self._replica.weights(here.coordinator_can)
-
-    def _held_digest(self, *, wanted: bool = True) -> Digest:
-        """The digest of the line's weights, while the models hold what was computed from there."""
-        if not (wanted or self._member.position.digest_due):
-            return NO_DIGEST
-        start = self._start()
-        with torch.no_grad():
-            # Between two loop bodies, so no forward meets the line's weights in place of its own.
-            now = {key: part.clone() for key, part in self._parameters()}
-            for key, part in self._parameters():
-                part.copy_(start[key])
-            digest = self._head_digest(wanted=True)
-            for key, part in self._parameters():
-                part.copy_(now[key])
-        return digest
+        self._digest = self._weights.digest_of_models(wanted=wants_digest)
 
     def _open(self, assigned: Assigned, due: Share, ahead: Share) -> _Round:
         parts = self._parts(due, self._local.computed.add)
@@ -343,7 +309,7 @@ class LocalStepper(AddsUp):
         self._before = None  # Of a step that was never made, in a round that is void.
         if round_.made < round_.due and self._change is not None:
             # Something is ahead already, so the change of this step must be told from it.
-            self._before = {key: part.detach().clone() for key, part in self._parameters()}
+            self._before = {key: part.detach().clone() for key, part in self._weights.parameters()}
         elif round_.made >= round_.due and not self._local.computed.ahead:
             self._inner_ahead = self._held.inner()
         while left > 0:
@@ -452,7 +418,7 @@ class LocalStepper(AddsUp):
             self._local.computed.add_ahead(part)
             self._ahead.add(state)
         if self._before is not None and self._change is not None:
-            for key, part_now in self._parameters():
+            for key, part_now in self._weights.parameters():
                 self._change[key] += self._before[key].float() - part_now.detach().float()
         self._before = None
 
@@ -470,11 +436,11 @@ class LocalStepper(AddsUp):
             round_.void = not self._averager.send(0.0, {}, fragment)
             return
         if self._change is None:
-            start = self._start()
+            start = self._weights.now()
             with torch.no_grad():
                 self._change = {
                     key: start[key].float() - part.detach().float()
-                    for key, part in self._parameters()
+                    for key, part in self._weights.parameters()
                 }
             # Before anything is computed ahead: what forward makes of buffers then is the next
             # window's.
@@ -504,22 +470,13 @@ class LocalStepper(AddsUp):
             self._member.report(state.report(averaged, busy, self.stop_wanted))
             commit = self._member.await_commit()
         if averaged is None or commit is None:
-            self._clear_gradients()
+            self._weights.clear_gradients()
             self._buffers.drop()
             return
         self._averager.committed()
         self._apply(state.assigned, moves=averaged.total_weight > 0)
         self._round, self._committed = None, True
         self.last_commit = commit
-
-    def _start(self) -> dict[int, torch.Tensor]:
-        """The line's weights, by the parameters' ids."""
-        return self._held.weights_of(dict(self._parameters()))
-
-    def _parameters(self) -> Iterator[tuple[int, torch.Tensor]]:
-        for group in self._outer.optimizer.param_groups:
-            for part in group["params"]:
-                yield id(part), part
 
     def _apply(self, assigned: Assigned, *, moves: bool) -> None:
         """Moves the line's weights by the mean change, which is in `p.grad`.
@@ -528,19 +485,12 @@ class LocalStepper(AddsUp):
         """
         # As `WorkerState` has left it: of a round that it attends, this worker sent nothing.
         owes = assigned.attends and bool(self._local.computed)
-        start, exchanged = self._start(), [*self._parameters_of(assigned.fragment)]
+        weights = self._weights
+        start, exchanged = weights.now(), [*weights.parameters(assigned.fragment)]
         own = self._own_beyond(start, exchanged, assigned)
-        with torch.no_grad():
-            for key, part in exchanged:
-                part.copy_(start[key])
         self._averager.scale(assigned.change_scale)
-        others = self._rest(exchanged)
-        for _, part in others:
-            part.grad = None  # Of a local step; the outer optimizer passes them over.
-        if moves:
-            with self._outer.moving():
-                self._outer.optimizer.step()
-        self._clear_gradients()
+        others = weights.rest(exchanged)
+        weights.move(start, exchanged, moves=moves)
         self._buffers.apply()
         if not owes:
             # As `Computed.committed` has done with the positions.
@@ -550,14 +500,18 @@ class LocalStepper(AddsUp):
         self._change = None
         if own is None:
             # Now, since the next window begins with what the models hold: the line's weights.
-            self._digest = self._head_digest()
+            self._digest = self._weights.digest_of_models()
             return
         # The exchanged blocks are the line's now, before anything is laid on them. The inner state
         # is that of the window's end, and not the present one; what is owed keeps its own.
         inner = self._held.began if owes else self._inner_ahead
         self._held.take(inner, but={key for key, _ in others})
         self._inner_ahead = None
-        self._digest = self._held_digest(wanted=False) if others else self._head_digest()
+        self._digest = (
+            self._weights.digest_of_held(wanted=False)
+            if others
+            else self._weights.digest_of_models()
+        )
         if ahead:
             self._buffers.begin_ahead()
         own.lay_on(exchanged)
@@ -576,19 +530,3 @@ class LocalStepper(AddsUp):
             return None
         mix = self._outer.mix if gave and fragment is not None else 0.0
         return OwnWeights(exchanged, start, self._change if gave else {}, mix)
-
-    def _parameters_of(self, fragment: int | None) -> Iterator[Part]:
-        if fragment is None:
-            yield from self._parameters()
-        else:
-            for part in self._averager.parameters_of(fragment):
-                yield id(part), part
-
-    def _rest(self, exchanged: list[Part]) -> list[Part]:
-        """The parameters that the round did not exchange."""
-        keys = {key for key, _ in exchanged}
-        return [(key, part) for key, part in self._parameters() if key not in keys]
-
-    def _clear_gradients(self) -> None:
-        for _, part in self._parameters():
-            part.grad = None
