@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -22,8 +21,7 @@ from torch.utils.data import (
 )
 
 from andon.protocol.order import Order
-from andon.protocol.records import Cursor, PositionRange
-from andon.protocol.shards import cursor_after, next_batch
+from andon.protocol.records import PositionRange
 from andon_trainer.data.feed import MicroBatch, Share
 from andon_trainer.data.feeder import LoaderFeeder
 from unit.andon_trainer import feeding
