@@ -223,6 +223,11 @@ class LineStatus:
     """What the run has taken so far; 0 s and no price of a service that does not count it."""
     noise_scale: float | None = None
     """Of the gradients, in samples; None if it is not known."""
+    mean: str = ""
+    """Which mean gradients have, `WEIGHTED` or `TRIMMED`; empty: the service does not say."""
+    trimmed: int | None = None
+    """How many of each element's contributions the last step's mean left out at each end; 0 if they
+    were too few. None: the line trims nothing, or made no step."""
     grain: int = 0
     """Positions of a grain, if bits are the same on any number of workers; else 0."""
     one_arithmetic: bool = False
@@ -455,6 +460,8 @@ def _line(message: pb.LineStatus) -> LineStatus:
         fragments=message.fragments,
         cost=_cost(message.cost),
         noise_scale=message.noise_scale if message.HasField("noise_scale") else None,
+        mean=_name(pb.MeanKind, message.mean, "MEAN_KIND_") if message.mean else "",
+        trimmed=message.trimmed if message.HasField("trimmed") else None,
         verification=_verification(message.verification)
         if message.HasField("verification")
         else None,

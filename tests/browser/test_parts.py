@@ -72,23 +72,28 @@ def test_a_scalar_is_the_mean_over_the_workers_that_logged_it(ask: Any) -> None:
     assert val == {"step": [1, 2, 3, 4], "value": [1, 2, 6, None]}
 
 
-def test_fragments_and_budgets_for_spikes_are_said_in_words(ask: Any) -> None:
+def test_fragments_budgets_for_spikes_and_trimmed_means_are_said_in_words(ask: Any) -> None:
     said = ask(
         "workers.js",
         """return [
-          m.parted(null), m.spiking(null),
+          m.parted(null), m.spiking(null), m.trimming(null),
           m.parted({ count: 4, exchanged: 2, mix: 0.5 }),
           m.parted({ count: 4, exchanged: null, mix: 0 }),
           m.spiking({ steps: 1000, left: { limit: 50, skip: 0 } }),
+          m.trimming({ left_out: null }), m.trimming({ left_out: 0 }),
+          m.trimming({ left_out: 2 }),
         ];""",
     )
 
     assert said == [
-        *("", ""),
+        *("", "", ""),
         "Exchanged in 4 fragments: fragment 3 is exchanged now, and workers keep 50\u202f% of "
         "their own weights.",
         "Exchanged in 4 fragments: the whole model is exchanged now.",
         "Spikes: of its budget for 1\u202f000 steps the line has left: limit 50, skip 0.",
+        "Trimmed mean.",
+        "Trimmed mean, but the last step had too few contributions: it had the weighted one.",
+        "Trimmed mean: without the 2 lowest and highest contributions to each element.",
     ]
 
 

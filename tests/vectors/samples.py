@@ -483,6 +483,8 @@ def _people() -> list[Message]:
             tokens_per_unit=3407872.0,
         ),
         noise_scale=1500.5,
+        mean=pb.MEAN_KIND_TRIMMED,
+        trimmed=1,
         run_id="7f3a",
         state=pb.LINE_STATE_HALTED,
         step=117,

@@ -222,7 +222,8 @@ def schedule_line(status: LineStatus) -> str:
 
     For example `schedule  cadence  samples 67 %, 33 %  micro-batches 2, 1  (...)`.
     """
-    if not (status.uneven or status.grain or status.noise_scale is not None):
+    trims = status.mean == "TRIMMED"
+    if not (status.uneven or status.grain or status.noise_scale is not None or trims):
         return ""
     workers = [each for each in status.workers if each.live and each.share]
     parts = [f"schedule  {status.schedule}"]
@@ -241,9 +242,22 @@ def schedule_line(status: LineStatus) -> str:
         parts.append(f"same bits in grains of {status.grain}{arithmetic}")
     if status.verification is not None:
         parts.append(verified_text(status.verification))
+    if trims:
+        parts.append(trimmed_text(status.trimmed))
     if status.noise_scale is not None:
         parts.append(f"noise scale {grouped(round(status.noise_scale))} samples")
     return "  ".join(parts)
+
+
+def trimmed_text(left_out: int | None) -> str:
+    """What a trimmed mean did in the last step; None: there was none yet."""
+    match left_out:
+        case None:
+            return "trimmed mean"
+        case 0:
+            return "trimmed mean, but the last step had too few contributions: the weighted one"
+        case _:
+            return f"trimmed mean without the {left_out} lowest and highest of each element"
 
 
 def cost_line(known: RunCost) -> str:

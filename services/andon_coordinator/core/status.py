@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from andon.protocol.arithmetic import is_one
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Cursor, Key
+from andon.protocol.run_settings import MeanKind
 from andon.protocol.slowness import Slowness
 from andon_coordinator.core import lost_state, suspects
 from andon_coordinator.core.checkpoints import RunCheckpoints
@@ -122,6 +123,11 @@ class LineSnapshot:
     """Which of them the present step exchanges, from 0; None: the whole model."""
     mix: float
     """Of fragments: how much of its own weights a worker keeps where an average arrives."""
+    mean: MeanKind
+    """Which mean gradients have."""
+    trimmed: int | None
+    """How many of each element's contributions the last step's mean left out at each end; 0 if they
+    were too few. None: the line trims nothing, or made no step."""
     spikes_left: Mapping[SpikeAction, int]
     """How often the line may still deal with a spike by itself, by action; empty: it halts."""
     one_arithmetic: bool
@@ -185,6 +191,8 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
         fragments=core.settings.policy.fragments,
         fragment=core.attempts.fragment,
         mix=core.settings.policy.mix,
+        mean=core.settings.policy.mean,
+        trimmed=result.trimmed if result is not None else None,
         spikes_left=core.spikes.left(core.chain.step + 1),
         one_arithmetic=bool(live) and is_one(*(each.arithmetic for each in live)),
         quorum=core.settings.policy.quorum,

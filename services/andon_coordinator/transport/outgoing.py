@@ -324,6 +324,7 @@ def status_to(status: LineSnapshot, places: ServicePlaces) -> pb.LineStatus:
         grain=status.grain,
         one_arithmetic=status.one_arithmetic,
         fragments=status.fragments if status.fragments > 1 else 0,
+        mean=conversion.enum_to_proto(status.mean),
         slowness=[slowness_to_proto(each, stacks=False) for each in status.slowness],
         tcp_port=places.tcp_port,
         cost=pb.RunCost(**_known(asdict(status.cost))),
@@ -340,6 +341,8 @@ def status_to(status: LineSnapshot, places: ServicePlaces) -> pb.LineStatus:
         message.quorum = status.quorum
     if status.noise_scale is not None:
         message.noise_scale = status.noise_scale
+    if status.trimmed is not None:
+        message.trimmed = status.trimmed
     if status.verify:
         done = status.verified
         message.verification.CopyFrom(

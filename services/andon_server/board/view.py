@@ -12,6 +12,7 @@ from typing import Any
 
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import accuracy_of
+from andon.protocol.run_settings import MeanKind
 from andon.protocol.slowness import Slowness
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
@@ -106,6 +107,7 @@ def state_view(
         "cost": asdict(line.cost),
         "fragments": _fragments(line),
         "spikes": _spikes(line),
+        "trimmed": {"left_out": line.trimmed} if line.mean is MeanKind.TRIMMED else None,
         "grain": line.grain,
         "one_arithmetic": line.one_arithmetic,
         "verification": _verification(line),

@@ -120,7 +120,7 @@ function showPlace(state) {
   const differ = state.one_arithmetic || state.live < 2 ? "" : ", but the workers' arithmetics differ";
   const bits = state.grain ? `Same bits in grains of ${state.grain}${differ}.` : "";
   const noise = state.noise_scale === null ? "" : `Noise scale of the gradients: ${several(Math.round(state.noise_scale), "sample")}.`;
-  say(byId("schedule"), [schedule, bits, verified(state.verification), parted(state.fragments), spiking(state.spikes), noise, costing(state.cost)].filter(Boolean).join(" "));
+  say(byId("schedule"), [schedule, bits, verified(state.verification), parted(state.fragments), spiking(state.spikes), trimming(state.trimmed), noise, costing(state.cost)].filter(Boolean).join(" "));
 }
 
 /** What the run cost so far; empty without a price. */
@@ -130,6 +130,15 @@ export function costing(known) {
   const bought = [[known.samples_per_unit, "sample"], [known.tokens_per_unit, "token"]].filter(([many]) => many !== null);
   const worth = bought.length ? `: ${bought.map(([many, what]) => several(Math.round(many), what)).join(", ")} for 1${unit}` : "";
   return `Cost: ${known.cost.toFixed(2)}${unit} for ${(known.machine_seconds / 3600).toFixed(2)} machine hours${worth}.`;
+}
+
+/** What a trimmed mean left out in the last step; empty: the line trims nothing. */
+export function trimming(trimmed) {
+  if (!trimmed) return "";
+  const { left_out: many } = trimmed;
+  if (many === null) return "Trimmed mean.";
+  if (many === 0) return "Trimmed mean, but the last step had too few contributions: it had the weighted one.";
+  return `Trimmed mean: without the ${many} lowest and highest contributions to each element.`;
 }
 
 /** Which part of the model is exchanged; empty if it always is the whole. */

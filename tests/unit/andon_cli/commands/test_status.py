@@ -80,6 +80,15 @@ def test_a_worker_that_is_gone_has_no_share_any_more() -> None:
     assert said == "schedule  cadence  samples 100 %  micro-batches 4"
     assert parts == "schedule  local in 4 fragments  samples 100 %  micro-batches 4"
     assert schedule_line(alone) == ""
+    trimmed = [
+        schedule_line(replace(alone, workers=(), mean="TRIMMED", trimmed=left_out))
+        for left_out in (None, 0, 2)
+    ]
+    assert [each.partition("trimmed mean")[2] for each in trimmed] == [
+        "",
+        ", but the last step had too few contributions: the weighted one",
+        " without the 2 lowest and highest of each element",
+    ]
     noisy = schedule_line(replace(alone, noise_scale=1480.4))
     assert (
         noisy == "schedule  every-step  samples 100 %  micro-batches 4  noise scale 1 480 samples"

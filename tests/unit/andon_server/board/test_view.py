@@ -11,6 +11,7 @@ import pytest
 
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.records import Cursor
+from andon.protocol.run_settings import MeanKind
 from andon_coordinator.core import events
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
@@ -79,18 +80,17 @@ def test_the_worker_that_waits_least_while_others_wait_holds_them_up() -> None:
     assert [each["holds_up"] for each in view["workers"]] == [False, True, False]
 
 
-def test_fragments_and_what_is_left_of_the_budgets_for_spikes_are_shown_where_there_are_any() -> (
-    None
-):
+def test_fragments_trimmed_means_and_budgets_for_spikes_are_shown_where_there_are_any() -> None:
     plain = state_view(line_of(), pace_s=None, now_unix_s=0.0)
     line = replace(
         line_of(), fragments=4, fragment=2, mix=0.5,
-        spikes_left={SpikeAction.LIMIT: 50, SpikeAction.SKIP: 19},
+        spikes_left={SpikeAction.LIMIT: 50, SpikeAction.SKIP: 19}, mean=MeanKind.TRIMMED, trimmed=1,
     )  # fmt: skip
 
     view = state_view(line, pace_s=None, now_unix_s=0.0)
 
-    assert (plain["fragments"], plain["spikes"]) == (None, None)
+    assert (plain["fragments"], plain["spikes"], plain["trimmed"]) == (None, None, None)
+    assert view["trimmed"] == {"left_out": 1}
     assert view["fragments"] == {"count": 4, "exchanged": 2, "mix": 0.5}
     assert view["spikes"] == {"steps": 1000, "left": {"limit": 50, "skip": 19}}
 
