@@ -65,6 +65,7 @@ class Journal:
     pacing: bytes = b""
     arithmetics: list[do.SaveArithmetic] = field(default_factory=list)
     spikes: list[SpikeDecision] = field(default_factory=list)
+    checkpoints: list[do.NoteCheckpoint] = field(default_factory=list)
     comparison: bytes = b""
     evicted: dict[int, str] = field(default_factory=dict)
     stand: int = 0
@@ -89,6 +90,8 @@ class Journal:
                 self.plan, self.layout = plan, layout
             case do.SaveArithmetic():
                 self.arithmetics.append(effect)
+            case do.NoteCheckpoint():
+                self.checkpoints.append(effect)
             case do.SaveSpike(made):
                 self.spikes.append(made)
             case do.SaveEviction(incarnation, why, stand):
@@ -166,6 +169,7 @@ class Journal:
             evicted={each: why for each, why in self.evicted.items() if why},
             stand=self.stand,
             comparison=self.comparison,
+            checkpoints=self._checkpoints(),
             roll_back=roll_back_to is not None,
             abandoned=last.key if last is not None and roll_back_to is not None else before,
             head=head,
@@ -188,6 +192,18 @@ class Journal:
                 for gone in self.departures
                 if roll_back_to is None
             },
+        )
+
+    def _checkpoints(self) -> tuple[tuple[int, on.Checkpoint], ...]:
+        steps = {
+            record.step: record.key
+            for record, _ in self.records
+            if record.kind is RecordKind.STEP and record.key in self.ancestry()
+        }
+        return tuple(
+            (each.worker, on.Checkpoint(each.step, each.folder, steps[each.step]))
+            for each in self.checkpoints
+            if each.step in steps
         )
 
     def _last_roster(self) -> tuple[int, ...]:

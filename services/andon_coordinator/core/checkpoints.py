@@ -8,6 +8,9 @@ Each assignment says whether the worker is the writer, and which step the last c
 writer takes one after the first step at or past a multiple of `every` that has no checkpoint yet.
 It may write it beside the steps that follow, and says so. If it dies before the checkpoint is
 whole, the next writer makes up for it.
+
+Workers report their newest checkpoint only. So after a restart the older ones come from the
+journal, for a writer that reports one of the same folder.
 """
 
 from __future__ import annotations
@@ -15,15 +18,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 from andon.protocol.records import Key
 from andon_coordinator.core.effects import Effect, NoteCheckpoint, NoteOverdue, NoteWriter
 from andon_coordinator.core.events import Checkpoint, JoinRequest
 from andon_coordinator.core.members import LineMember
 
-__all__ = ["KnownCheckpoint", "RunCheckpoints"]
+__all__ = ["REMEMBERED", "KnownCheckpoint", "RunCheckpoints"]
 
-_REMEMBERED = 16
+REMEMBERED = 16
 """So many of the last checkpoints; their writer keeps fewer."""
 
 
@@ -36,8 +40,15 @@ class KnownCheckpoint:
     head: Key
     process: int
     """The incarnation of the worker that wrote it, or started from it."""
+    host: str
+    """Where that one ran: others there, with the same folder of checkpoints, can load it, too."""
     keep: int
     """How many of the newest that one keeps."""
+
+    @property
+    def place(self) -> str:
+        """The folder of all checkpoints that it is in."""
+        return _place_of(self.folder)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,8 +68,10 @@ class RunCheckpoints:
     """The step of the last checkpoint; 0 if workers reported none."""
     folder: str = ""
     """The last checkpoint's own folder."""
-    known: deque[KnownCheckpoint] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    known: deque[KnownCheckpoint] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """The last ones whose records are known, by rising steps."""
+    journalled: Sequence[tuple[int, Checkpoint]] = ()
+    """Those of earlier coordinators, and the worker that reported each; see `History`."""
     begun: int = 0
     """The step of one that the writer is writing, by its own report; 0 if none."""
     overdue: int = 0
@@ -99,23 +112,48 @@ class RunCheckpoints:
             line_step: the line's.
             request: the worker's Join, if it may be asked to load the checkpoint.
         """
-        # A step beyond the line's can only be made up. Taken over, it would hide every later
-        # checkpoint.
+        if checkpoint is not None and request is not None and self.journalled:
+            self._take_over(worker, checkpoint, line_step, request)
+        # A step beyond the line's was given up, or is made up. Taken over, it would hide every
+        # later checkpoint.
         if checkpoint is None or not self.step < checkpoint.step <= line_step:
             return []
         # Rising steps only, so a report that comes late changes nothing.
         self.step, self.folder = checkpoint.step, checkpoint.folder
-        if checkpoint.head is not None and request is not None and request.checkpoints is not None:
-            self.known.append(
-                KnownCheckpoint(
-                    checkpoint.step,
-                    checkpoint.folder,
-                    checkpoint.head,
-                    request.incarnation,
-                    request.checkpoints.keep,
-                )
-            )
+        if request is not None:
+            self._know(checkpoint, request)
         return [NoteCheckpoint(worker, checkpoint.step, checkpoint.folder)]
+
+    def _take_over(
+        self, worker: int, reported: Checkpoint, line_step: int, request: JoinRequest
+    ) -> None:
+        """Takes over what the journal has of a writer, without what it reports now."""
+        # The same slot and the same folder: what it reports is there, so the older ones are, too.
+        place = _place_of(reported.folder)
+        theirs = [
+            each
+            for by, each in self.journalled
+            if by == worker and _place_of(each.folder) == place and each.step != reported.step
+        ]
+        for each in theirs:
+            if self.step < each.step <= line_step:
+                self.step, self.folder = each.step, each.folder
+                self._know(each, request)
+        self.journalled = [each for each in self.journalled if each[1] not in theirs]
+
+    def _know(self, checkpoint: Checkpoint, request: JoinRequest) -> None:
+        if checkpoint.head is None or request.checkpoints is None:
+            return
+        self.known.append(
+            KnownCheckpoint(
+                checkpoint.step,
+                checkpoint.folder,
+                checkpoint.head,
+                request.incarnation,
+                request.node_id,
+                request.checkpoints.keep,
+            )
+        )
 
     def note_begun(self, worker: int, step: int, line_step: int) -> None:
         """Notes the step of the checkpoint that a worker is writing, by its own report; 0: none."""
@@ -179,3 +217,8 @@ class RunCheckpoints:
             return []
         self.reported = self.overdue
         return [NoteOverdue(self.overdue, self.writer, self.step)]
+
+
+def _place_of(folder: str) -> str:
+    """The folder of all checkpoints that a checkpoint's own folder is in."""
+    return str(PurePath(folder).parent)

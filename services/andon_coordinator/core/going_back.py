@@ -16,7 +16,8 @@ so what `lost_state` waits for is not awaited here. The order is this:
     durable     the head moves, and every stream is closed (`lost_state.go_back`). All workers join
                 again, and are behind
     restored    the worker that wrote the checkpoint loads it, as a transfer to itself (`restores`).
-                Then it is in sync, and the others get its state as newcomers do
+                If it is gone, another one on its host that has the same folder does. Then that one
+                is in sync, and the others get its state as newcomers do
 
 Up to the MARK nothing has happened: if the line is halted, or its head moves, the step is tried
 again. After it, the record says all: a coordinator that starts again finds a MARK at the head whose
@@ -196,11 +197,18 @@ def _have_it_loaded(
 
 
 def _holder(core: CoreState, known: KnownCheckpoint) -> LineMember | None:
-    """The worker that has a checkpoint, if it is here and can load it."""
-    member = core.members.of_incarnation(known.process)
-    if member is None or member.stream is None or not _can_load(member):
-        return None
-    return member
+    """The worker that loads a checkpoint: its writer, or one that has the same folder."""
+    writer = core.members.of_incarnation(known.process)
+    if writer is not None and writer.stream is not None and _can_load(writer):
+        return writer
+    return next((each for each in core.members.live() if _sees(each, known)), None)
+
+
+def _sees(member: LineMember, known: KnownCheckpoint) -> bool:
+    """Whether a member's own checkpoints are in the same folder of the same host."""
+    plan = member.request.checkpoints
+    here = plan is not None and plan.folder == known.place
+    return here and member.request.node_id == known.host and _can_load(member)
 
 
 def _can_load(member: LineMember) -> bool:

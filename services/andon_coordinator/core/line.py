@@ -241,7 +241,7 @@ class LineCore:
             plan=history.plan,
             layout=history.layout,
             reducers=Reducers(own=settings.own_reducer),
-            checkpoints=RunCheckpoints(service_host=settings.host),
+            checkpoints=RunCheckpoints(service_host=settings.host, journalled=history.checkpoints),
             next_halt_id=history.next_halt_id,
             detectors=Detectors(
                 loss_spike=settings.loss_spike,

@@ -16,6 +16,7 @@ from andon.protocol.run_settings import Liveness, Policy, RunPlan, Topology
 from andon.protocol.schedules import LearningRateScaling, Schedule
 from andon_coordinator.core.cadence import CadenceRules
 from andon_coordinator.core.effects import StepResult
+from andon_coordinator.core.events import Checkpoint
 from andon_coordinator.core.eviction import EvictionRules
 from andon_coordinator.core.spikes import SpikeAction, SpikeDecision
 from andon_coordinator.core.verification import VerifiedTotals
@@ -261,6 +262,9 @@ class History:
     """What the line did by itself about spikes, oldest first."""
     comparison: bytes = field(default=b"", repr=False)
     """What was remembered of how workers compare; see `comparison`."""
+    checkpoints: tuple[tuple[int, Checkpoint], ...] = ()
+    """The last checkpoints of the head's history, each after the worker that reported it, by rising
+    steps."""
 
     def __post_init__(self) -> None:
         """Refuses a plan without a layout, and a roll-back without a record."""

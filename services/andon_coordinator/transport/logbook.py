@@ -1,6 +1,7 @@
 """The logbook: what the journal has for people and for audits: scalars, run events, answers.
 
-No decision depends on it. A journal that an older program wrote may lack these tables; then there
+Which checkpoints a line may go back to after a restart is the only decision that depends on it. A
+journal that an older program wrote may lack these tables; then there
 are no scalars, and run events are those that halts, answers and departures tell.
 """
 
@@ -16,14 +17,17 @@ from typing import Any
 
 from andon.protocol.halts import HaltAnswer
 from andon.protocol.slowness import CodeLine, ProcessFacts, Slowness, SlowPhase, ThreadStack
+from andon_coordinator.core.checkpoints import REMEMBERED
 from andon_coordinator.core.effects import SaveEviction, SaveScalars, SaveSteered
+from andon_coordinator.core.events import Checkpoint
 from andon_coordinator.core.machine_time import TOKENS, MachineTime, Price
 from andon_coordinator.core.run_events import AGAIN, RunEvent, RunEventKind
-from andon_coordinator.transport.rows import DROPPED, LAST_RECORD, LOST, has_table
-from andon_coordinator.transport.schema import compact_json, evidence_of, u64_of, u64_text
+from andon_coordinator.transport.rows import DROPPED, LAST_RECORD, LOST, has_table, walk_back
+from andon_coordinator.transport.schema import compact_json, evidence_of, key_of, u64_of, u64_text
 
 __all__ = [
     "LoggedScalar",
+    "checkpoints",
     "evicted",
     "forget_scalars_after",
     "logged",
@@ -238,6 +242,31 @@ def run_events(database: sqlite3.Connection) -> list[RunEvent]:
         for row in rows
     ]
     return _numbered(list(_older(database, first))) + noted
+
+
+def checkpoints(database: sqlite3.Connection) -> tuple[tuple[int, Checkpoint], ...]:
+    """The last checkpoints of the line's history, each after its worker, by rising steps."""
+    if not has_table(database, "run_events"):
+        return ()
+    noted = database.execute(
+        "SELECT worker, step, text, record FROM run_events WHERE kind = ? ORDER BY id DESC LIMIT ?",
+        (RunEventKind.CHECKPOINT.value, REMEMBERED),
+    ).fetchall()
+    least = min((each["step"] for each in noted), default=0)
+    records: dict[int, list[sqlite3.Row]] = {}
+    for row in walk_back(database, "id, key, parent, step") if noted else ():
+        if row["step"] < least:
+            break
+        records.setdefault(row["step"], []).append(row)
+    found: dict[int, tuple[int, Checkpoint]] = {}
+    for worker, step, folder, last in noted:
+        # Those that were there when it was reported. After a MARK nobody knows of which of the two
+        # it is. Without one it is of steps that were given up.
+        then = [row for row in records.get(step, ()) if row["id"] <= last]
+        if len(then) == 1:
+            checkpoint = Checkpoint(step, folder, key_of(then[0]["key"]))
+            found.setdefault(step, (worker, checkpoint))
+    return tuple(found[step] for step in sorted(found))
 
 
 def notices(database: sqlite3.Connection) -> dict[int, str]:

@@ -159,6 +159,7 @@ class Past:
             verified=proofs.verified_totals(self._database),
             spikes=rows.spikes(self._database),
             comparison=b"" if compared is None else bytes(compared[0]),
+            checkpoints=logbook.checkpoints(self._database),
         )
 
     def history_at(self, key: Key) -> History:

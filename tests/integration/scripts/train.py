@@ -86,9 +86,11 @@ class Model(nn.Module):
 class Sentences(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
     """Made-up sentences; each sample contains its own index."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, alike: bool = False) -> None:
         generator = torch.Generator().manual_seed(5)
         self._tokens = torch.randint(0, VOCABULARY, (size, CONTEXT + 1), generator=generator)
+        if alike:
+            self._tokens[:] = self._tokens[0].clone()
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -199,12 +201,21 @@ def misbehaving(line: Line, loss: torch.Tensor, spec: dict[str, Any]) -> torch.T
     return loss
 
 
-def ruin(line: Line, model: nn.Module, spec: dict[str, Any]) -> None:
-    """Makes weights bad, once at this step, on every worker alike: no other batch helps."""
-    if spec.get("ruin_at") == line.step + 1:
+def step(optimizer: torch.optim.Optimizer, bodies: int, spec: dict[str, Any]) -> None:
+    """Makes a step; from loop body `ruin_at` on the first one that counts is far too large.
+
+    Then the weights are bad on every worker, and no other batch helps.
+    """
+    if bodies < spec.get("ruin_at", math.inf):
+        optimizer.step()
+        return
+    (group,) = optimizer.param_groups
+    before, rate = group["params"][-1].detach().clone(), group["lr"]
+    group["lr"] = 1e6 * rate
+    optimizer.step()
+    group["lr"] = rate
+    if not torch.equal(before, group["params"][-1]):
         del spec["ruin_at"]
-        with torch.no_grad():
-            model.get_parameter("head.weight").mul_(1000.0)
 
 
 def log(line: Line, spec: dict[str, Any], seen: dict[str, Any]) -> None:
@@ -235,7 +246,7 @@ def train_on_the_line(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
     line = Line(seed=spec.get("seed", 0), total_steps=spec["steps"])
     model = in_its_host(model, spec)
     optimizer = make_optimizer(model, spec)
-    data: Dataset[Any] = Sentences(spec["samples"])
+    data: Dataset[Any] = Sentences(spec["samples"], alike=spec.get("alike", False))
     if "own_split" in spec:  # as an unseeded random_split makes one on every worker
         generator = torch.Generator().manual_seed(spec["slot"])
         data, _ = random_split(data, [spec["own_split"], 1 - spec["own_split"]], generator)
@@ -254,12 +265,11 @@ def train_on_the_line(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
                 seen["indices"].append([line.step + 1, line.rank, indices.tolist()])
                 optimizer.zero_grad()
                 pause(line, spec, seen)
-                ruin(line, model, spec)
                 loss = misbehaving(line, loss_of(model, x, y), spec)
                 line.backward(loss)
                 nn.utils.clip_grad_norm_(model.parameters(), spec.get("clip", math.inf))
                 seen["gradients"].append(digest_of_gradients(model))
-                optimizer.step()
+                step(optimizer, len(seen["gradients"]), spec)
                 scheduler.step()
                 if line.committed:
                     seen["losses"].append(line.loss)

@@ -90,14 +90,28 @@ def test_nan_is_kept_and_makes_the_mean_nan(path: Path) -> None:
     assert math.isnan(mean)
 
 
-def test_a_roll_back_takes_the_scalars_of_the_steps_that_it_undoes(path: Path) -> None:
-    mark = Record(Key(TERM, 6), INITIAL.key, RecordKind.MARK, 0, Cursor(0, 0), ())
+def test_a_roll_back_takes_the_scalars_and_checkpoints_of_the_steps_that_it_undoes(
+    path: Path,
+) -> None:
+    second = replace(STEP, key=Key(TERM, 5), parent=STEP.key, step=2)
+    mark = Record(Key(TERM, 6), STEP.key, RecordKind.MARK, 1, Cursor(0, 8), ())
+    again = replace(second, key=Key(TERM, 7), parent=mark.key)
+    one, two = (
+        effects.SaveRunEvent(
+            replace(event(step, f"/{step}", RunEventKind.CHECKPOINT), worker=2, step=step)
+        )
+        for step in (1, 2)
+    )
     with Writing(path) as writing:
         writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(STEP, RESULT))
-        writing.journal.save(logged(0, Scalar("val", 0, 1.0), Scalar("val", 1, 2.0)))
-        writing.save(effects.SaveRecord(mark, rolls_back=True))
+        writing.journal.save(one)
+        writing.save(effects.SaveRecord(second, RESULT))
+        writing.journal.save(two)
+        writing.journal.save(logged(0, Scalar("val", 1, 1.0), Scalar("val", 2, 2.0)))
+        writing.save(effects.SaveRecord(mark, rolls_back=True), effects.SaveRecord(again, RESULT))
 
-    assert [(each.step, each.value) for each in scalars(path)] == [(0, 1.0)]
+    assert [(each.step, each.value) for each in scalars(path)] == [(1, 1.0)]
+    assert reopened(path).checkpoints == ((2, events.Checkpoint(1, "/1", STEP.key)),)
 
 
 def test_a_heartbeat_is_reported_once_its_scalars_can_be_read(path: Path) -> None:
