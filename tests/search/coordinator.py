@@ -24,6 +24,7 @@ from andon_trainer.core.events import (
     Assigned,
     Committed,
     ControlLost,
+    Dismissed,
     Halted,
     LearningAsked,
     LeftOut,
@@ -141,6 +142,7 @@ def settings(bounds: Bounds) -> LineSettings:
         max_workers=bounds.workers,
         policy=Policy(
             digest_every=0,
+            max_steps=bounds.steps if bounds.ends else None,
             local_steps=fragments * int(local or overlap),
             overlap=overlap,
             fragments=fragments,
@@ -291,6 +293,8 @@ def heard(  # noqa: C901 (one case an effect)
             return LeftOut(key)
         case do.SendShutdown(_, message) if "(notice: " in message:
             return Released()
+        case do.SendShutdown(_, message, stop_reason) if stop_reason:
+            return Dismissed(message, stop_reason)
         case _:
             return None
 

@@ -12,7 +12,7 @@ from search import coordinator, reducer
 from search.messages import Lost, Out
 from search.moves import end_transfer, lose_transfer, perish
 from search.numbers import Serial, Stream
-from search.state import NOTICE, RELAYED, WRONG_ARITHMETIC, Draft, Label, State
+from search.state import FOR_GOOD, NOTICE, RELAYED, WRONG_ARITHMETIC, Draft, Label, State
 from search.verifying import computes_wrong, relays_wrong
 from search.worker import Place
 from search.world import World
@@ -55,6 +55,20 @@ def _crash(world: World, state: State, slot: int) -> Iterator[tuple[Label, State
         draft = Draft.of(state)
         perish(world, draft, slot, 0, 0, checkpoint)
         yield ("crash", slot, "with a checkpoint"), draft.state()
+
+
+def _for_good(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
+    """A process that has made a step dies with all that it sent last, and none comes instead."""
+    worker = world.worker(state, slot)
+    if worker.place is Place.GONE or not worker.state.step:
+        return
+    draft = Draft.of(state)
+    perish(world, draft, slot, 0, 0)
+    joins = world.worker(draft, slot).stream
+    assert joins is not None
+    del draft.ups[joins]
+    world.turn(draft, slot, ("for good",), lambda w, _o: w.perishes())
+    yield ("for good", slot), draft.state()
 
 
 def _break(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
@@ -288,6 +302,7 @@ def _restarted(world: World, state: State, journal: coordinator.Journal) -> Stat
 
 _OF_A_WORKER: dict[str, Callable[[World, State, int], Iterator[tuple[Label, State]]]] = {
     "crash": _crash,
+    FOR_GOOD: _for_good,
     "break": _break,
     "lease": _lease,
     "stopped": _stopped,

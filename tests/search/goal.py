@@ -11,8 +11,14 @@ __all__ = ["lost", "reached"]
 
 
 def reached(world: World, state: State) -> bool:
-    """Whether every worker holds the line's last step, and its script is past it."""
+    """Whether every worker holds the line's last step, and its script is past it.
+
+    Where the line ends the run: whether every process has ended.
+    """
     head = world.core(state).chain.head
+    if world.bounds.ends:
+        workers = (world.worker(state, slot) for slot in range(world.bounds.workers))
+        return all(each.place is Place.GONE for each in workers)
     for slot in range(world.bounds.workers):
         worker = world.worker(state, slot)
         if worker.state.head != head or worker.state.step < world.bounds.steps:

@@ -11,10 +11,11 @@ from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState
 from andon_reducer.core.listeners import Listeners
 from andon_trainer.core import attending
+from andon_trainer.core.events import Dismissed
 from andon_trainer.core.worker_state import WorkerState
 from search.mutants import Mutant, Patch, Right, mutants_of, wrap
 from search.numbers import Weights
-from search.state import Bounds
+from search.state import FOR_GOOD, Bounds
 from search.weights import Library
 from search.worker import Worker
 
@@ -61,6 +62,29 @@ def _a_learner_applies_a_record_before_it_has_the_averages(patch: Patch) -> None
 
     patch.setattr(attending, "_has_come", lambda *_: True)
     wrap(patch, WorkerState, "_applies", applies)
+
+
+_ENDING = replace(_LEARNER, ends=True)
+"""The line ends the run, perhaps while the state is on its way."""
+
+
+@_mutant(_ENDING, "", attending.Attending, "keeps")
+def _the_end_waits_for_a_state(right: Right, learns: attending.Attending, event: Any) -> bool:
+    """A worker that was told of the last step makes it up before it ends, with a state or not."""
+    if learns.ends_run and isinstance(event, Dismissed) and event.stop_reason:
+        learns.dismissed = event
+        return True
+    return bool(right(learns, event))
+
+
+_ALONE = replace(_ENDING, faults=1, kinds=frozenset({FOR_GOOD}))
+"""The worker that it learns from dies, and none comes in its place."""
+
+
+@_mutant(_ALONE, "", learning, "release_if_short")
+def _the_state_of_a_learner_that_has_not_reported_it_is_lost(*_: Any) -> bool:
+    """A line whose head nobody holds asks nobody who may have got it."""
+    return False
 
 
 @_mutant(_LEARNER, "", Listeners, "send")

@@ -12,6 +12,7 @@ from andon_trainer.core.events import (
     Assigned,
     Committed,
     ControlLost,
+    Dismissed,
     Halted,
     LearningAsked,
     LeftOut,
@@ -124,6 +125,7 @@ Said = (
     | on.WorkerComputed
     | on.NoticeGiven
     | on.ScalarAllReduceArrived
+    | on.WorkerLeft
 )
 Out = Open | OpenData | CloseData | CloseStream | Chunk | Said
 Down = (
@@ -136,6 +138,7 @@ Down = (
     | TransferAsked
     | LearningAsked
     | LeftOut
+    | Dismissed
     | ControlLost
     | Averages | RoundAborted | StaleRound | BlockFault | Lost
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 from andon.protocol.halts import HaltAnswer
 from andon_coordinator.core import events as on
-from andon_trainer.core.events import ControlLost, TransferAsked
+from andon_trainer.core.events import ControlLost, Dismissed, TransferAsked
 from search import coordinator
 from search.messages import Accepted, Checkpoint, CloseStream, Out, Refused, Released
 from search.numbers import Serial, Stream
@@ -199,6 +199,9 @@ def _joined(world: World, state: State, slot: int) -> tuple[Label, State]:
                 note = worker.accepted(answer, out)
                 worker.settle(out)
                 return note
+            case Refused() if world.bounds.ends and answer.reason != "SLOT":
+                worker.take(answer, world.library, out)
+                return None
             case Refused() if answer.reason != "SLOT":
                 raise Wrong(f"worker {slot} is refused: {answer.reason}")
             case Refused() | ControlLost():
@@ -236,7 +239,8 @@ def _transfer(
     world: World, state: State, slot: int, asked: TransferAsked
 ) -> Iterator[tuple[Label, State]]:
     """State arrives whole, once both ends are there; a lost control stream ends the wait."""
-    if state.downs[slot] and world.over(state.downs[slot]) and not world.bounds.patient:
+    ends = state.downs[slot] and world.over(state.downs[slot]) and not world.bounds.patient
+    if ends or (not asked.sends and _is_dismissed(world, state, slot)):
         draft = Draft.of(state)
         end_transfer(world, draft, slot, None)
         yield ("gives up", slot), draft.state()
@@ -257,6 +261,11 @@ def _transfer(
         end_transfer(world, draft, slot, world.worker(state, donor))
         end_transfer(world, draft, donor, world.worker(state, donor))
         yield ("transfer", donor, slot), draft.state()
+
+
+def _is_dismissed(world: World, state: State, slot: int) -> bool:
+    """Whether a worker is sent away: nobody else sends it a state."""
+    return any(isinstance(world.parts.objects[each], Dismissed) for each in state.downs[slot])
 
 
 def _patience(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:

@@ -9,6 +9,7 @@ from search.numbers import Stream
 
 __all__ = [
     "ALL_FAULTS",
+    "FOR_GOOD",
     "LEARNING_FAULTS",
     "NOTICE",
     "OVERLAP_FAULTS",
@@ -61,6 +62,9 @@ WRONG_ARITHMETIC = "wrong"  # a worker computes a grain wrong, its own or one th
 RELAYED = "relayed"  # a sum that is relayed comes otherwise than it was sent
 """Likewise; with three workers or more, since two have each other's sums."""
 
+FOR_GOOD = "for good"  # a worker's process dies, and none comes in its place
+"""Likewise; where the line ends the run."""
+
 OVERLAP_FAULTS = ALL_FAULTS | {
     "leaves",  # a script leaves its epoch early
     "nan",  # a worker finds a non-finite value in what it computes
@@ -106,6 +110,8 @@ class Bounds:
     """Whether workers send the nodes of a tree, of grains of one position."""
     verifies: bool = False
     """Whether each step is verified; then there are grains."""
+    ends: bool = False
+    """Whether the line ends the run after the last step, and each worker leaves when it hears."""
     kinds: frozenset[str] = ALL_FAULTS
 
 

@@ -14,6 +14,7 @@ import pytest
 from search.search import Report, search
 from search.state import (
     ALL_FAULTS,
+    FOR_GOOD,
     LEARNING_FAULTS,
     NOTICE,
     OVERLAP_FAULTS,
@@ -64,9 +65,9 @@ LARGE = {
 # Worker 0 begins alone, so the other learns whenever it comes.
 NEWCOMER = Bounds(faults=1, expect=1, learns=True, kinds=LEARNING_FAULTS)
 LARGE |= {
-    "a learner": NEWCOMER,
+    "a learner": replace(NEWCOMER, ends=True),
     "a learner, standing requests": replace(NEWCOMER, standing=True),
-    "a learner, means": replace(NEWCOMER, means=1),
+    "a learner, means": replace(NEWCOMER, means=1, ends=True),
     "a learner, two chunks": replace(NEWCOMER, chunks=2),
     "a learner, two faults": replace(NEWCOMER, faults=2),
     "two learners": replace(NEWCOMER, workers=3),
@@ -130,7 +131,7 @@ STANDING = ["cord", "crash", "data", "leaves", "transfer"]
 
 
 # While a worker learns, these are.
-LEARNING = ["lease", "stopped", "transfer"]
+LEARNING = ["stopped", "transfer"]
 
 
 # With grains, these are.
@@ -232,6 +233,20 @@ def test_c_learn_001_a_learner_arrives_with_the_others_weights_from_every_state_
     kind: str,
 ) -> None:
     _whole(replace(NEWCOMER, kinds=frozenset({kind})))
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        replace(NEWCOMER, faults=0, patient=True),
+        replace(NEWCOMER, means=1, kinds=frozenset({FOR_GOOD})),
+    ],
+    ids=["nothing fails", "a worker is gone for good"],
+)
+def test_a_run_that_ends_at_any_moment_while_a_worker_learns_ends_for_everybody(
+    bounds: Bounds,
+) -> None:
+    _whole(replace(bounds, ends=True))
 
 
 def test_c_learn_001_with_overlap_a_learner_arrives_and_its_donor_drops_nothing() -> None:

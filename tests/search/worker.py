@@ -23,6 +23,7 @@ from andon_trainer.core.effects import (
     DropComputed,
     Effect,
     EndExchange,
+    EndRun,
     GoOn,
     HearOn,
     JoinAgain,
@@ -62,6 +63,7 @@ from search.messages import (
     Open,
     OpenData,
     Out,
+    Refused,
 )
 from search.numbers import Incarnation, Serial, Stream, Weights
 from search.weights import Averages, Contribution, Library, Wrong
@@ -109,7 +111,7 @@ class Place(enum.Enum):
     ENOUGH = enum.auto()
     """Past the last step: it requests more work only if another worker waits for state."""
     GONE = enum.auto()
-    """Refused: the process has ended."""
+    """Refused, or the run is over: the process has ended."""
 
 
 _EXCHANGING = (Place.AHEAD, Place.AVERAGES, Place.VERDICT)
@@ -144,6 +146,8 @@ class Worker:
     """Whether it can learn the line's state while the line trains."""
     verifies: bool = False
     """Whether it can verify; all state one arithmetic."""
+    ends: bool = False
+    """Whether it leaves once the run is over."""
     listens: bool = False
     """Whether its data stream only listens."""
     heard: dict[Key, Averages] = field(default_factory=dict)
@@ -213,8 +217,11 @@ class Worker:
         """The process begins, or was refused a slot and tries again."""
         self._join(out)
 
-    def take(self, event: Down, library: Library, out: list[Out]) -> None:
+    def take(self, event: Down | Refused, library: Library, out: list[Out]) -> None:
         """One event from the inbox."""
+        if isinstance(event, Refused):
+            self.perishes()
+            return
         taken = self._event_of(event)
         if taken is not None:
             before = self.state.head
@@ -361,6 +368,9 @@ class Worker:
     def _goes_on(self, out: list[Out]) -> bool:
         """One turn of the wait, or the script's next; False if it needs an event for that."""
         conversation = self.conversation
+        if self.place is Place.ENOUGH and self.ends:
+            self._leave(out)
+            return False
         if self.place is Place.ENOUGH:
             return not conversation.paused and self.state.step < self.steps and self._turn()
         if self.place in (Place.COMPUTES, Place.AHEAD):
@@ -586,7 +596,9 @@ class Worker:
         assert self.exchanging is not None
         return ExchangeFailed(key=self.exchanging, kind=kind, message="", greatest=greatest)
 
-    def _do(self, effects: Sequence[Effect], out: list[Out], cause: Event | None = None) -> None:
+    def _do(  # noqa: C901 (one case an effect)
+        self, effects: Sequence[Effect], out: list[Out], cause: Event | None = None
+    ) -> None:
         assert self.stream is not None
         for effect in effects:
             match effect:
@@ -609,10 +621,24 @@ class Worker:
                     self._listen(out)
                 case StopListening():
                     self._close_data(out)
+                case EndRun():
+                    self._leave(out)
                 case StepDone() | AwaitAnswer() | GoOn():
                     pass
                 case _:
                     out.append(_said(effect, self.stream))
+
+    def perishes(self) -> None:
+        """It is not there any more."""
+        self.place, self.joining, self.giving = Place.GONE, False, ()
+
+    def _leave(self, out: list[Out]) -> None:
+        """The run is over: it says so, and ends. What it was giving does not arrive any more."""
+        assert self.stream is not None
+        state, head = self.state, self.state.head
+        out.append(on.WorkerLeft(self.stream, on.LeaveReason.COMPLETE, "", state.step, b"", head))
+        self._close_data(out)
+        self.perishes()
 
     def _listen(self, out: list[Out]) -> None:
         assert self.stream is not None

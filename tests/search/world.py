@@ -254,6 +254,7 @@ class World:
             quorum=self.bounds.quorum,
             learns=self.bounds.learns or self.bounds.quorum,
             verifies=self.bounds.verifies,
+            ends=self.bounds.ends,
             applied=self.library.applied,
         )
         if checkpoint is not None:

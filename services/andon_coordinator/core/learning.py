@@ -131,13 +131,18 @@ def _trains_without(core: CoreState) -> bool:
     return enough and departures.can_be_followed(core)
 
 
-def release_if_short(core: CoreState) -> None:
-    """Too few workers are in sync: learners without a state join again, and get a transfer."""
-    for member in core.members.learners():
-        assert member.learning is not None
-        if not member.learning.installed:
-            # It is not at fault: no setback.
-            departures.restart(core, member, "too few workers are in sync to train meanwhile")
+def release_if_short(core: CoreState) -> bool:
+    """Too few workers are in sync: learners without a state join again, and get a transfer.
+
+    Returns:
+        Whether there was one. It may have the state of a worker that is gone, and not have said so.
+    """
+    learners = core.members.learners()
+    waiting = [each for each in learners if each.learning and not each.learning.installed]
+    for member in waiting:
+        # It is not at fault: no setback.
+        departures.restart(core, member, "too few workers are in sync to train meanwhile")
+    return bool(waiting)
 
 
 def may_reach_head(core: CoreState) -> bool:

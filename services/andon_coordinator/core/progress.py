@@ -94,7 +94,10 @@ def _go_on_training(core: CoreState) -> None:
         core.forming_since = None
         core.enter(Trigger.TRANSFER_BEGAN)
     elif lost_state.is_lost(core):
-        lost_state.go_on_without_head(core)
+        # A learner may have got the head's state from a worker that is lost, and comes back with
+        # it.
+        if not learning.release_if_short(core):
+            lost_state.go_on_without_head(core)
     elif not core.members.any_in_grace:
         # A worker in its grace period may come back at any moment. A round without it would compute
         # its samples again for nothing.
