@@ -339,6 +339,8 @@ def test_a_script_that_waits_for_what_the_line_did_not_do_begins_anew(
         ((), False),  # The others may be in it themselves.
         ((committed(),), True),
         ((number(), committed()), True),
+        # Nobody is there any more to join again.
+        ((committed(stop_reason="max-steps"), Dismissed("", "over")), True),
     ],
 )
 def test_averages_that_never_come_of_a_committed_round_are_no_exchange_of_the_others(
@@ -354,6 +356,9 @@ def test_averages_that_never_come_of_a_committed_round_are_no_exchange_of_the_ot
     assert conversation.lacks_averages is lacks
     effects = conversation.waited_in_vain()
     assert bool(effects) is lacks
+    joins = [isinstance(each, JoinAgain) for each in effects]
+    assert any(joins) is (lacks and not conversation.state.dismissed)
+    assert conversation.state.dismissed is any(isinstance(each, Dismissed) for each in events)
     assert all("waits for averages" in each.why for each in effects if isinstance(each, JoinAgain))
 
 

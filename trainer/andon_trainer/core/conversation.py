@@ -277,7 +277,7 @@ class Conversation:
 
     def waited_in_vain(self) -> list[Effect]:
         """They did not come in time."""
-        return [self.attending.missing()] if self.lacks_averages else []
+        return self._end_or_join_again(self.attending.missing().why) if self.lacks_averages else []
 
     def _nothing_follows(self) -> bool:
         """Whether the run is over, so that what is waited for never comes."""
