@@ -98,6 +98,15 @@ def test_a_process_that_ignores_sigterm_goes_on_so_and_hears_of_a_notice_all_the
     assert (told, termination.why) == (["a notice"], "a notice")
 
 
+def test_whoever_closes_the_line_has_the_old_handler_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    termination = installed()
+
+    termination.remove()
+
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 def test_a_line_of_another_thread_leaves_signals_alone() -> None:
     before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=installed)
