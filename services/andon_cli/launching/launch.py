@@ -23,13 +23,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from andon.host.errors import CommandError, ExitCode
-from andon.host.manifest import checkpoints_in, step_of
+from andon.host.manifest import step_of
 from andon_cli.client import LineClient
 from andon_cli.config import RunConfig
 from andon_cli.drawing.screen import Screen
 from andon_cli.kept_command import KeptCommand
 from andon_cli.launching.crash_book import CrashBook, WorkerEnd
 from andon_cli.launching.follower import Follower
+from andon_cli.launching.interrupting import WorkerInterrupts
 from andon_cli.launching.output import OutputLog
 from andon_cli.launching.own_service import STANDBY_AFTER_S, OwnService
 from andon_cli.launching.processes import (
@@ -46,7 +47,6 @@ from andon_cli.launching.template import TemplateGone
 from andon_cli.launching.warm import WarmStarts
 from andon_server.book import dropped_workers, noticed_workers
 from andon_server.process import Interrupts
-from andon_server.resuming import checkpoints_written
 from andon_server.runs import (
     JOURNAL,
     RUNS,
@@ -62,9 +62,6 @@ _GRACE_S = 5.0
 """How long the other workers may take to end by themselves once the verdict is known."""
 _INTERRUPTED_GRACE_S = 20.0
 """How long they may take after Ctrl-C: one may be writing a checkpoint."""
-_CHECKPOINT_S = 20.0
-"""How long a step and its checkpoint may take after Ctrl-C, before workers are interrupted."""
-_ASK_EVERY_S = 0.1
 _KILL_AFTER_S = 3.0
 """How long a process may take to end after SIGTERM."""
 _NO_TORCH = (
@@ -109,8 +106,7 @@ class Launch:
         self._crashes: CrashBook | None = None
         self._late: list[Child] = []
         """Workers that came back after the run was over."""
-        self._checkpointing: asyncio.Task[None] | None = None
-        """Waits for the checkpoint of a Ctrl-C."""
+        self._passed_on = WorkerInterrupts(config, screen, interrupts, self._workers)
         self._master_port = free_port()
         self.line: ServiceAddress | None = None
 
@@ -132,7 +128,7 @@ class Launch:
         """
         line = await self._find_line()
         if line is None:
-            return self._interrupted
+            return self._passed_on.verdict
         self.line = line
         self._keep_command(line)
         self._follower = Follower(self._config, line, self._screen)
@@ -142,7 +138,9 @@ class Launch:
             self._run_dir(line), self._workers, self._screen.say, has_journal=has_journal
         )
         # Before the first worker starts: SIGUSR1 ends a process that does not handle it.
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._ask_for_checkpoint)
+        asyncio.get_running_loop().add_signal_handler(
+            signal.SIGUSR1, self._passed_on.ask_for_checkpoint
+        )
         settings = self._config.settings
         for slot in range(settings.workers + settings.spares):
             self._workers.append(await self._start_worker(line, slot))
@@ -155,7 +153,7 @@ class Launch:
 
     async def end(self) -> None:
         """Ends what is still running, the service last."""
-        self._stop_checkpointing()
+        self._passed_on.stop()
         if self._crashes is not None:
             await self._crashes.close()
         if self._warming is not None:
@@ -188,7 +186,7 @@ class Launch:
                 self._verdict = ExitCode.FAILED
                 raise
             if line is None:
-                self._verdict = self._interrupted
+                self._verdict = self._passed_on.verdict
             return line
         async with LineClient(
             self._config.settings.join, access=self._config.settings.access
@@ -282,11 +280,6 @@ class Launch:
         again = slot < len(self._workers) and follower is not None and follower.trained
         return slot >= settings.workers or (settings.spares > 0 and again)
 
-    def _ask_for_checkpoint(self) -> None:
-        """Passes SIGUSR1 on. The writer, if here, writes a checkpoint after the current step."""
-        for worker in self._workers:
-            worker.send(signal.SIGUSR1)
-
     def _shower(self, slot: int) -> Callable[[str], None]:
         hear = self._screen.hear(slot)
 
@@ -353,7 +346,7 @@ class Launch:
                 if self._judge(event) is not ExitCode.COMPLETE and deadline is None:
                     interrupted = self._verdict in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
                     grace_s = _INTERRUPTED_GRACE_S if interrupted else _GRACE_S
-                    grace_s += 0.0 if self._checkpointing is None else _CHECKPOINT_S
+                    grace_s += self._passed_on.grace_s
                     deadline = asyncio.get_running_loop().time() + grace_s
                 if self._interrupts.again.is_set():
                     return
@@ -504,7 +497,8 @@ class Launch:
         """The verdict after this event. The first failure decides; later ones change nothing."""
         child, code = event.child, event.code
         if child is None:
-            verdict = self._pass_on()
+            first = self._verdict is ExitCode.COMPLETE
+            verdict = self._passed_on.pass_on(self._follower, first=first)
         elif self._service is not None and child is self._service.child:
             verdict = self._judge_service(code)
         else:
@@ -513,55 +507,6 @@ class Launch:
         if self._verdict is ExitCode.COMPLETE:
             self._verdict = verdict
         return self._verdict
-
-    def _pass_on(self) -> ExitCode:
-        """Passes an interrupt on to the workers, after a checkpoint if the run writes any."""
-        verdict = self._interrupted
-        first = self._verdict is ExitCode.COMPLETE
-        self._stop_checkpointing()
-        run_dir = self._checkpoints_at if first and verdict is ExitCode.INTERRUPTED else None
-        if first:
-            what = "end" if run_dir is None else "write a checkpoint and end"
-            self._screen.say(f"interrupted: the workers {what}; once more ends them at once")
-        if run_dir is not None:
-            self._checkpointing = asyncio.create_task(self._checkpoint_then_interrupt(run_dir))
-            return verdict
-        self._interrupt_workers()
-        return verdict
-
-    def _interrupt_workers(self) -> None:
-        """Passes SIGTERM on as itself, and anything else as Ctrl-C."""
-        # Whoever is started where SIGINT is ignored goes on ignoring it, and so do the workers.
-        deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        terminated = deaf or self._interrupted is ExitCode.TERMINATED
-        for worker in self._workers:
-            worker.send(signal.SIGTERM if terminated else signal.SIGINT)
-
-    @property
-    def _checkpoints_at(self) -> Path | None:
-        """The run's folder if the run writes checkpoints and is taking steps; else None."""
-        service, follower = self._config.service, self._follower
-        if service is None or follower is None or not follower.runs:
-            return None
-        wanted = self._config.settings.checkpoint_every is not None or checkpoints_in(
-            service.folder
-        )
-        return service.folder if wanted else None
-
-    async def _checkpoint_then_interrupt(self, run_dir: Path) -> None:
-        """Asks the writer for a checkpoint until one is new or time is up, then interrupts."""
-        before = checkpoints_written(run_dir)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CHECKPOINT_S):
-                while checkpoints_written(run_dir) <= before:
-                    # Ask repeatedly: rank 0 ignores a request at a step that it has just saved.
-                    self._ask_for_checkpoint()
-                    await asyncio.sleep(_ASK_EVERY_S)
-        self._interrupt_workers()
-
-    def _stop_checkpointing(self) -> None:
-        if self._checkpointing is not None:
-            self._checkpointing.cancel()
 
     def _judge_service(self, code: int) -> ExitCode:
         # The service of a complete line ends by itself, maybe before the last worker has. Any other
@@ -593,12 +538,6 @@ class Launch:
                 self._screen.say(_NO_TORCH)
             return exit_code_of(code)
         return ExitCode.COMPLETE
-
-    @property
-    def _interrupted(self) -> ExitCode:
-        """The verdict after a signal: SIGTERM counts as itself, any other as Ctrl-C."""
-        terminated = self._interrupts.number == signal.SIGTERM
-        return ExitCode.TERMINATED if terminated else ExitCode.INTERRUPTED
 
     def _was_dropped(self, child: Child) -> bool:
         """Whether an operator dropped this worker.
