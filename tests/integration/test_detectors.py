@@ -12,7 +12,7 @@ from andon.v1 import halt_pb2
 from andon_coordinator.core.run_events import RunEventKind
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.step_reader import StepReader
-from integration.harness import Service, await_exit, start_line, start_line_with_host
+from integration.harness import await_exit, start_line, start_line_with_host
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -74,59 +74,36 @@ def test_a_line_limits_a_spike_of_the_gradients_norm_by_itself(tmp_path: Path) -
     assert scale * (results[at].gradient_norm or 0.0) == pytest.approx(usual, rel=0.2)
 
 
-def losses_after(service: Service, step: int) -> dict[int, list[float]]:
-    """The losses of each step after one, also of those that were given up."""
-    found: dict[int, list[float]] = {}
-    with StepReader(service.journal) as journal:
-        assert (journal.halts(), journal.steps()) == ([], 24)
-        assert journal.ledger_faults() == []
-        for entry in journal.entries():
-            if entry.result is not None and entry.record.step > step:
-                found.setdefault(entry.record.step, []).append(entry.result.loss)
-    return found
-
-
-@pytest.mark.parametrize("kind", ["fragments", "host"])
 def test_a_line_whose_loss_stays_a_spike_goes_back_to_a_checkpoint_by_itself(
-    tmp_path: Path, kind: str
+    tmp_path: Path,
 ) -> None:
     """All samples are alike, so the steps after a checkpoint depend on nothing but its state.
 
-    They are those that came after it at first. With fragments a worker had weights of its own
-    beside the line's then, and they are those of a run that is resumed from it.
+    So they are those that came after it at first, to the bit, also in a host of two processes.
     """
     spec = {**SPEC, "steps": 24, "loud_at": 0, "clip": 1e9, "alike": True, "optimizer": "adamw"}
-    flags = ["--on-spike", "back", "--loss-spike", "20", "--grad-norm-spike", "1e9"]
+    spec |= {"ruin_at": 17}
+    flags = ("--on-spike", "back", "--loss-spike", "20", "--grad-norm-spike", "1e9")
     files = {"ANDON_RUN_DIR": str(tmp_path / "run"), "ANDON_CHECKPOINT_EVERY": "6"}
-    if kind == "host":
-        ruined = {**spec, "ruin_at": 17}
-        line = start_line_with_host(
-            tmp_path, (ruined, ruined), 1, *flags, script="train.py", **files
-        )
-    else:
-        flags += ["--schedule", "local", "--local-steps", "2", "--overlap", "--fragments", "2"]
-        flags += ["--outer", "nesterov"]
-        line = start_line(tmp_path, {**spec, "ruin_at": 19}, 2, *flags, **files)
-    with line as (service, workers):
+    with start_line_with_host(
+        tmp_path, (spec, spec), 1, *flags, script="train.py", **files
+    ) as (service, workers):  # fmt: skip
         await_exit(workers)
 
     assert len({worker.seen["digest"] for worker in workers}) == 1
     with StepReader(service.journal) as journal:
-        events = journal.run_events()
+        assert (journal.halts(), journal.steps()) == ([], 24)
+        assert journal.ledger_faults() == []
+        events, entries = journal.run_events(), journal.entries()
     told = [each.text for each in events if each.kind is RunEventKind.SPIKE]
     assert [each.partition(":")[0] for each in told] == ["skip"] * 3 + ["back"]
     [back] = [each for each in events if each.kind is RunEventKind.WENT_BACK]
     # The last one that was whole by then, and after which a step was committed.
     assert back.step in (6, 12)
-    seen = losses_after(service, back.step)
-    if kind == "host":
-        again = [losses for losses in seen.values() if len(losses) == 2]
-        assert len(again) >= 4
-        assert [first for first, _ in again] == [second for _, second in again]
-        return
-    resumed = tmp_path / "resumed"
-    files |= {"ANDON_RESUME": str(tmp_path / f"run/checkpoints/step-{back.step:08}")}
-    files |= {"ANDON_RUN_DIR": str(resumed / "run")}
-    with start_line(resumed, spec, 2, *flags, **files) as (other, workers):
-        await_exit(workers)
-    assert [losses[-1:] for losses in seen.values()] == [*losses_after(other, 0).values()]
+    seen: dict[int, list[float]] = {}
+    for entry in entries:
+        if entry.result is not None and entry.record.step > back.step:
+            seen.setdefault(entry.record.step, []).append(entry.result.loss)
+    again = [losses for losses in seen.values() if len(losses) == 2]
+    assert len(again) >= 4
+    assert [first for first, _ in again] == [second for _, second in again]
