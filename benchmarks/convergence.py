@@ -88,6 +88,11 @@ class PlainSpec:
     momentum: float = 0.0
     """Of the outer optimizer."""
     workers: int = len(FACTORS)
+    longest: int | None = None
+    """The most local steps of a window, if `local_steps` is for the highest learning rate, and
+    windows grow as it falls; None: all are alike."""
+    phases: tuple[tuple[float, int], ...] = ()
+    """The local steps of windows that begin before a part of the samples, in the place of both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +104,8 @@ class Schedule:
     uneven: bool = False
     """Whether it reacts to the workers' speeds: under these the workers differ."""
     optimizer: str = "adamw"
+    shared_momentum: bool = False
+    """Whether a window begins with the momentum of the last one's mean change."""
     rates: tuple[tuple[str, float], ...] = ()
     """Its own best learning rates by task, of 1, 2 and 4 times one process's."""
     plain: PlainSpec | None = None
@@ -126,12 +133,17 @@ SCHEDULES = {
     "local-8-nesterov": Schedule(flags=(*_LOCAL, "8", "--outer", "nesterov")),
     "local-8-overlap": Schedule(flags=(*_LOCAL, "8", "--overlap")),
     "local-32": Schedule(flags=(*_LOCAL, "32")),
-    "local-8-quorum": Schedule(flags=(*_LOCAL, "8", "--quorum", "0.6"), uneven=True),
-    "async-8": Schedule(flags=("--schedule", "async", "--local-steps", "8"), uneven=True),
+    "local-8-quorum": Schedule(flags=(*_LOCAL, "8", "--quorum", "0.6"), uneven=True, rates=_FASTER),
+    "async-8": Schedule(
+        flags=("--schedule", "async", "--local-steps", "8"), uneven=True, rates=_FASTER
+    ),
     "local-16-int4": Schedule(flags=(*_LOCAL, "16", *_INT4), rates=_FASTER),
     "local-12-int2": Schedule(flags=(*_LOCAL, "12", *_INT2), rates=_FASTER),
     "local-5-topk-8": Schedule(flags=(*_LOCAL, "5", *_TOPK, "8"), rates=_FASTER),
     "local-5-topk-7": Schedule(flags=(*_LOCAL, "5", *_TOPK, "7"), rates=_FASTER),
+    "local-16-int4-shared": Schedule(
+        flags=(*_LOCAL, "16", *_INT4), shared_momentum=True, rates=_FASTER
+    ),
     "local-16": Schedule(flags=(*_LOCAL, "16"), rates=_FASTER),
     "local-16-int4-overlap": Schedule(flags=(*_LOCAL, "16", *_INT4, "--overlap"), rates=_FASTER),
     "fragments-16-4-int4": Schedule(flags=_FRAGMENTS, rates=_FASTER, models=("gpt",)),
@@ -144,6 +156,18 @@ SCHEDULES = {
     "local-16-int4-muon": Schedule(flags=(*_LOCAL, "16", *_INT4), optimizer="muon"),
     "every-step-muon": Schedule(plain=PlainSpec(local_steps=1, workers=1), optimizer="muon"),
     "plain-16": Schedule(plain=PlainSpec(local_steps=16), rates=_FASTER),
+    "plain-16-shared": Schedule(
+        plain=PlainSpec(local_steps=16), shared_momentum=True, rates=_FASTER
+    ),
+    "plain-grow": Schedule(plain=PlainSpec(local_steps=8, longest=64), rates=_FASTER),
+    "plain-grow-shared": Schedule(
+        plain=PlainSpec(local_steps=8, longest=64), shared_momentum=True, rates=_FASTER
+    ),
+    "plain-phases-shared": Schedule(
+        plain=PlainSpec(local_steps=16, phases=((0.4, 10), (0.65, 20), (0.85, 32), (1.0, 64))),
+        shared_momentum=True,
+        rates=_FASTER,
+    ),
     "plain-16-muon": Schedule(plain=PlainSpec(local_steps=16), optimizer="muon"),
     "plain-8": Schedule(plain=PlainSpec(local_steps=8)),
     "plain-8-nesterov": Schedule(plain=PlainSpec(local_steps=8, rate=0.7, momentum=0.9)),
@@ -171,6 +195,8 @@ class WorkerSpec:
     factor: float = 1.0
     """This worker's work a sample."""
     optimizer: str = "adamw"
+    shared_momentum: bool = False
+    """As in `Schedule`."""
     plain: dict[str, Any] | None = None
     """The fields of a `PlainSpec`, if this process trains for all workers, without Andon."""
     feedback: bool = True
@@ -294,7 +320,15 @@ def _task_rows(
         if how.models and training.model not in how.models:
             continue
         rate = dict(how.rates).get(name, training.learning_rate)
-        tuned = [replace(spec, learning_rate=rate, optimizer=how.optimizer) for spec in specs]
+        tuned = [
+            replace(
+                spec,
+                learning_rate=rate,
+                optimizer=how.optimizer,
+                shared_momentum=how.shared_momentum,
+            )
+            for spec in specs
+        ]
         if how.plain is None:
             runs = [_line(trainers, spec, how) for spec in tuned]
         else:

@@ -20,7 +20,16 @@ from torch.utils.data import Dataset
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from examples import muon, shakespeare
 
-__all__ = ["Drawn", "Task", "optimizers_of", "schedulers_of", "set_rate", "task_of", "unseen_loss"]
+__all__ = [
+    "Drawn",
+    "Task",
+    "optimizers_of",
+    "part_of_rate",
+    "schedulers_of",
+    "set_rate",
+    "task_of",
+    "unseen_loss",
+]
 
 Sample = tuple[Tensor, Tensor]
 
@@ -88,19 +97,19 @@ def set_rate(optimizers: Sequence[Optimizer], samples: int, spec: WorkerSpec) ->
     """Sets the learning rate for what comes after so many samples of the run."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = spec.learning_rate * _part_of_rate(samples, spec)
+            group["lr"] = spec.learning_rate * part_of_rate(samples, spec)
 
 
 def schedulers_of(optimizers: Sequence[Optimizer], spec: WorkerSpec) -> list[LambdaLR]:
     """The same rates by a worker's own steps; a line takes these back where it repeats a step."""
 
     def part(steps: int) -> float:
-        return _part_of_rate(steps * spec.batch, spec)
+        return part_of_rate(steps * spec.batch, spec)
 
     return [LambdaLR(optimizer, part) for optimizer in optimizers]
 
 
-def _part_of_rate(samples: int, spec: WorkerSpec) -> float:
+def part_of_rate(samples: int, spec: WorkerSpec) -> float:
     """The learning rate after so many samples, of the greatest."""
     if not spec.warm_up:
         return 1.0

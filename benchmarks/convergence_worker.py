@@ -11,6 +11,7 @@ import torch
 from convergence import EVALUATIONS, PlainSpec, WorkerSpec
 from convergence_tasks import Drawn, optimizers_of, schedulers_of, task_of, unseen_loss
 from extra_work import ExtraWork
+from shared_momentum import SharedMomentum
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -37,6 +38,7 @@ def work(spec: WorkerSpec) -> dict[str, Any]:
     made = line.prepare(model, *optimizers, *schedulers_of(optimizers, spec), loader)
     model, *prepared, loader = made
     optimizers, schedulers = prepared[: len(optimizers)], prepared[len(optimizers) :]
+    momentum = SharedMomentum(optimizers[0]) if spec.shared_momentum else None
     curve: list[tuple[int, float]] = []
     marks = iter(range(0, spec.samples, max(1, spec.samples // EVALUATIONS)))
     mark, committed = next(marks), True
@@ -50,11 +52,15 @@ def work(spec: WorkerSpec) -> dict[str, Any]:
             model.zero_grad()
             line.backward(task.loss_of(model, x, y))
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if momentum is not None:
+                momentum.stepping()
             for optimizer in optimizers:
                 optimizer.step()
             for scheduler in schedulers:
                 scheduler.step()
             committed = line.committed
+            if momentum is not None and committed:
+                momentum.committed()
     curve.append((spec.samples, unseen_loss(task, model)))
     told = {
         "curve": curve if line.is_main else [],

@@ -11,11 +11,13 @@ arXiv:2311.08105, algorithm 1.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from convergence import EVALUATIONS, PlainSpec, WorkerSpec
-from convergence_tasks import Drawn, optimizers_of, set_rate, task_of, unseen_loss
+from convergence_tasks import Drawn, optimizers_of, part_of_rate, set_rate, task_of, unseen_loss
+from shared_momentum import SharedMomentum
 from torch import nn
 from torch.utils.data import default_collate
 
@@ -35,11 +37,11 @@ def train(spec: WorkerSpec, plain: PlainSpec) -> dict[str, Any]:
     )
     part = spec.batch // plain.workers
     curve: list[tuple[int, float]] = []
-    windows = range(0, spec.samples, plain.local_steps * spec.batch)
-    for number, start in enumerate(windows):
+    momenta = [SharedMomentum(each[0]) for each in inner] if spec.shared_momentum else []
+    windows = list(_windows(spec, plain))
+    for number, (start, end) in enumerate(windows):
         if number % max(1, len(windows) // EVALUATIONS) == 0:
             curve.append((start, unseen_loss(task, model)))
-        end = min(start + windows.step, spec.samples)
         share = (end - start) // plain.workers
         for rank, (replica, optimizers) in enumerate(zip(replicas, inner, strict=True)):
             replica.load_state_dict(model.state_dict())
@@ -50,12 +52,30 @@ def train(spec: WorkerSpec, plain: PlainSpec) -> dict[str, Any]:
                 replica.zero_grad()
                 torch.autograd.backward(task.loss_of(replica, x, y))
                 nn.utils.clip_grad_norm_(replica.parameters(), 1.0)
+                if momenta:
+                    momenta[rank].stepping()
                 for optimizer in optimizers:
                     optimizer.step()
         _apply(model, replicas, outer)
+        for replica, momentum in zip(replicas, momenta, strict=False):
+            replica.load_state_dict(model.state_dict())
+            momentum.committed()
     curve.append((spec.samples, unseen_loss(task, model)))
     parameters = sum(each.numel() for each in model.parameters())
     return {"curve": curve, "steps": len(windows), "parameters": parameters}
+
+
+def _windows(spec: WorkerSpec, plain: PlainSpec) -> Iterator[tuple[int, int]]:
+    """The first sample of each window, and the one after its last."""
+    end = 0
+    while end < spec.samples:
+        steps = plain.local_steps
+        if plain.phases:
+            steps = next(steps for until, steps in plain.phases if end < until * spec.samples)
+        elif plain.longest is not None:
+            steps = round(min(plain.longest, steps / max(part_of_rate(end, spec), 1e-3)))
+        start, end = end, min(end + steps * spec.batch, spec.samples)
+        yield start, end
 
 
 @torch.no_grad()
