@@ -40,9 +40,9 @@ def _mutant(world: str, sign: str, owner: Any, name: str) -> Callable[[Callable[
     return add
 
 
-@_mutant("a sum in stages and pieces", "which has not begun", Flow, "is_eager")
-def _everything_is_eager(_: Any, flow: Flow, stage: int, size: int) -> bool:
-    return stage == 0
+@_mutant("a sum in stages and pieces", "which has not begun", Flow, "eager_bytes")
+def _everything_is_eager(_: Any, flow: Flow, stage: int, size: int) -> int:
+    return size if stage == 0 else 0
 
 
 @_mutant("types differ", "though calls differ", GroupCalls, "_meet")

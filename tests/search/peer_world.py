@@ -90,6 +90,8 @@ def small_limits(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collectives, "_DIRECT_BYTES", 2 * EAGER)
     patch.setattr(peer_effects, "EAGER_BYTES", EAGER)
     patch.setattr(peer_flow, "EAGER_BYTES", EAGER)
+    patch.setattr(peer_flow, "START_BYTES", 2 * EAGER)
+    patch.setattr(peer_flow, "LEAST_START_BYTES", 1)
     patch.setattr(peer_flow, "PIECE_BYTES", EAGER)
     patch.setattr(peer_flow, "LEAST_BYTES", 1)
     patch.setattr(peer_flow, "WINDOW_BYTES", EAGER)
@@ -237,7 +239,7 @@ class Running:
         spans = row_of(transfer.spans, give.start, give.stop)
         data = b"".join(bytes(made.view(span)) for span in spans)
         piece = Piece(core.group, opening.number, give.stage, give.start, len(data))
-        self._require_begun(a, b, piece, transfer.size)
+        self._require_begun(a, b, piece)
         self.wires[a, b].append((piece, data))
         self._act(a, core, core.left(opening, give.stage, give.give, give.stop))
 
@@ -304,11 +306,12 @@ class Running:
 
     # ------------------------------------------------------------------ what must hold
 
-    def _require_begun(self, a: int, b: int, piece: Piece, size: int) -> None:
+    def _require_begun(self, a: int, b: int, piece: Piece) -> None:
         if (a, b, piece.group, piece.sequence) in self.heard:
             return
-        if piece.stage or size > EAGER:
-            raise Wrong(f"rank {a} gives {size} bytes to rank {b}, which has not begun the call")
+        upto = piece.offset + piece.length
+        if piece.stage or upto > EAGER:
+            raise Wrong(f"rank {a} gives {upto} bytes to rank {b}, which has not begun the call")
 
     def _end(self, r: int, made: _Made) -> None:
         made.ends += 1

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from andon.protocol.peer_calls import EAGER_BYTES, Call, CallKind
 from andon_trainer.core.collectives import plan_of
+from andon_trainer.core.peer_flow import START_BYTES, Flow
 from andon_trainer.core.peer_plan import Buffer, Places, Plan, Sizes, Source, Span, places_of
 from andon_trainer.core.peer_work import Work
 from unit.andon_trainer.call_cases import CASES, Case, collective
@@ -199,6 +200,20 @@ def test_a_small_reduction_has_one_stage() -> None:
     # All of 64 inputs would be more than their halves in two stages.
     many = Places((tuple(range(64)),))
     assert len(plan_of(call, sizes, 4, many, 0).stages) == 2
+
+
+@pytest.mark.parametrize(("ranks", "each_gets"), [(2, EAGER_BYTES), (9, 2**15), (99, 0)])
+def test_the_start_that_follows_begins_at_once_is_bounded(ranks: int, each_gets: int) -> None:
+    call = Call(kind=CallKind.ALL_REDUCE, dtype="float32", count=2**24, reduction="sum")
+    plan = plan_of(
+        call, (Sizes((2**26,), (2**26,)),), 4, Places(tuple((r,) for r in range(ranks))), 0
+    )
+
+    gives, makes = Flow(plan, 4, frozenset(plan.peers)).advance()
+
+    assert not makes
+    assert [each.stop for each in gives] == [each_gets] * (ranks - 1 if each_gets else 0)
+    assert each_gets * (ranks - 1) <= START_BYTES
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 Theory of operation. Calls open one after the other, in the order in which the rank makes them: each
 once the one before has ended. An open call sends Begin to every peer of its plan. It gives a peer
-nothing until that one's Begin is here, so nothing arrives for which there is no room; only what is
-small may follow the Begin at once, and a receiver that has not opened the call keeps it.
+nothing until that one's Begin is here, so nothing arrives for which there is no room; only the
+first bytes may follow the Begin at once, and a receiver that has not opened the call keeps them.
 
 Begins of a peer come in the order of calls. So a Begin of a later call than the open one, from a
 rank that should take part in it, shows that the two made different calls, as one with another Call

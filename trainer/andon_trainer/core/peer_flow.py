@@ -22,6 +22,12 @@ PIECE_BYTES = 2**20
 """The longest piece that is sent. Shorter ones cost more calls, longer ones leave the caches."""
 LEAST_BYTES = 2**17
 """A shorter piece waits for more, unless it is the last one."""
+START_BYTES = 4 * EAGER_BYTES
+"""What a rank gives to all others together, of transfers that are not eager as a whole, before
+their Begins are here. So links fill and congestion windows grow while Begins are on their way. What
+a late rank must keep does not grow with the number of ranks."""
+LEAST_START_BYTES = 2**14
+"""A shorter start is not worth a piece of its own."""
 WINDOW_BYTES = 4 * PIECE_BYTES
 """What may wait for its lane of one transfer, so that others find room between its pieces."""
 
@@ -108,6 +114,8 @@ class Flow:
     """By stage and peer: which bytes of what it gives are which input of a reduction."""
     _unread: dict[int, int] = field(init=False)
     """By stage: bytes of its gives that have not left."""
+    _start_bytes: int = field(init=False)
+    """What may follow this rank's Begin of a transfer that is not eager as a whole."""
 
     def __post_init__(self) -> None:
         """Counts what is to be done."""
@@ -130,6 +138,9 @@ class Flow:
         self._feeds = {}
         for making in self._makes:
             self._feed(making)
+        self._start_bytes = _start_bytes(
+            sum(each.stage == 0 and each.transfer.peer in self.elsewhere for each in self._gives)
+        )
         self._unread = {s: sum(t.size for t in stage.gives) for s, stage in enumerate(plan.stages)}
         self._missing = (
             sum(each.size for each in self._gives)
@@ -248,9 +259,11 @@ class Flow:
 
     # ------------------------------------------------------------------ what may be done
 
-    def is_eager(self, stage: int, size: int) -> bool:
-        """Whether a transfer may follow this rank's Begin at once."""
-        return stage == 0 and size <= EAGER_BYTES
+    def eager_bytes(self, stage: int, size: int) -> int:
+        """How many bytes of a transfer may follow this rank's Begin at once, from the first one."""
+        if stage:
+            return 0
+        return size if size <= EAGER_BYTES else self._start_bytes
 
     def advance(self) -> tuple[list[Give], list[MakeSome]]:
         """What may leave over lanes, and what can be made; each is given out once."""
@@ -259,9 +272,11 @@ class Flow:
             peer = each.transfer.peer
             if peer not in self.elsewhere:
                 continue
-            if peer not in self.may_give and not self.is_eager(each.stage, each.size):
-                continue
-            gives += self._pieces(each)
+            begun = peer in self.may_give
+            most = each.size if begun else self.eager_bytes(each.stage, each.size)
+            gives += self._pieces(each, most)
+        # Every lane gets its first piece before any gets its second one.
+        gives.sort(key=lambda give: give.start > 0)
         makes: list[MakeSome] = []
         for making in self._makes:
             if not making.busy and not (making.after_gives and self._unread[making.stage]):
@@ -275,12 +290,18 @@ class Flow:
         transfer = self.plan.stages[stage].gives[give]
         return self._ready(self.plan.give_sources[stage][give], transfer.size)
 
-    def _pieces(self, each: _Outgoing) -> Iterator[Give]:
+    def _pieces(self, each: _Outgoing, most: int) -> Iterator[Give]:
         ready = self._ready(each.sources, each.size)
-        while each.queued < ready and each.queued - each.left < WINDOW_BYTES:
+        upto = min(ready, most)
+        while each.queued < upto and each.queued - each.left < WINDOW_BYTES:
             if ready - each.queued < LEAST_BYTES and ready < each.size:
                 return
-            start, each.queued = each.queued, min(ready, each.queued + PIECE_BYTES)
+            longest = PIECE_BYTES
+            if not each.queued and self._start_bytes:
+                # As long for those that have begun: they would be behind all others, who get
+                # theirs from the caller's thread at once.
+                longest = self.eager_bytes(each.stage, each.size) or PIECE_BYTES
+            start, each.queued = each.queued, min(upto, each.queued + longest)
             yield Give(each.stage, each.give, each.transfer.peer, start, each.queued)
 
     def _some_of(self, making: _Making) -> MakeSome | None:
@@ -306,6 +327,14 @@ class Flow:
             if done < each.needed:
                 return max(each.start, each.stop - (each.needed - done))
         return size
+
+
+def _start_bytes(transfers: int) -> int:
+    """How many bytes of each of so many transfers may leave before any Begin is here."""
+    share = EAGER_BYTES
+    while share * transfers > START_BYTES:
+        share //= 2
+    return share if share >= LEAST_START_BYTES else 0
 
 
 def row_of(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:

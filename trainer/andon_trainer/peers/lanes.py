@@ -48,6 +48,10 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.01, 0.2
 """How long it waits between two tries, at first and at most."""
 _GRACE_S = 0.25
 """How long a peer whose process closed a lane may take to say that it left in order."""
+_UNSENT_BYTES = 2**18
+"""What the kernel keeps of a lane beside what is on its way; its own measure is megabytes. When a
+call begins, the first lanes would fill that, and keep cores and link from the others. Less would
+run dry on a fast link before the lane's thread is awake."""
 
 _CLOSED = getattr(select, "POLLRDHUP", select.POLLHUP)
 """What `poll` says of a connection whose other end was closed. Only Linux says it at once."""
@@ -359,6 +363,7 @@ class Lanes:
                     tls=self._tls,
                     within_s=max(pause_s, deadline - time.monotonic()),
                 )
+                connection.keep_unsent(_UNSENT_BYTES)
                 break
             except TcpUnavailable:
                 late = time.monotonic() + pause_s > deadline
