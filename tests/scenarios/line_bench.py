@@ -14,6 +14,7 @@ from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKin
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
+from andon_coordinator.core.departures import has_last_weights
 from andon_coordinator.core.detectors import WINDOW, is_spike
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
@@ -164,6 +165,8 @@ class Journal:
         for record, came_to in self.records:
             if record.key == roll_back_to:
                 head, result = record, came_to
+        roster = self._last_roster() if roll_back_to is None else ()
+        step = head.step if head is not None else 0
         return History(
             spikes=tuple(self.spikes),
             evicted={each: why for each, why in self.evicted.items() if why},
@@ -185,10 +188,12 @@ class Journal:
             arithmetics={each.worker: each.items for each in self.arithmetics},
             recent=tuple(result for _, result in self.records if result is not None)[-WINDOW:],
             accepted_step=self.accepted_step,
-            last_roster=self._last_roster() if roll_back_to is None else (),
+            last_roster=roster,
             dropped=frozenset(gone.worker for gone in self.departures if gone.dropped),
             departed={
-                gone.worker: (gone.reason is not None and gone.reason.in_order)
+                gone.worker: gone.reason is not None
+                and gone.reason.in_order
+                and has_last_weights(gone.worker, gone.step, roster, step)
                 for gone in self.departures
                 if roll_back_to is None
             },

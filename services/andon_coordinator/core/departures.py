@@ -49,6 +49,7 @@ __all__ = [
     "detach",
     "drop",
     "go_on_without",
+    "has_last_weights",
     "is_complete",
     "keep_state",
     "left",
@@ -161,7 +162,8 @@ def left(core: CoreState, member: LineMember, event: WorkerLeft) -> None:
     core.emit(
         SaveDeparture(member.worker, event.reason, event.message, event.final_step, event.digest)
     )
-    core.note_departure(member.worker, in_order=event.reason.in_order)
+    ends = has_last_weights(member.worker, event.final_step, core.last_roster, core.chain.step)
+    core.note_departure(member.worker, in_order=event.reason.in_order and ends)
     if event.reason is LeaveReason.FAILED:
         _count_loss(core, member)
 
@@ -508,27 +510,36 @@ def not_gone(roster: Collection[int], departed: Mapping[int, bool]) -> list[int]
     return [worker for worker in roster if worker not in departed]
 
 
+def has_last_weights(worker: int, final_step: int, roster: Collection[int], step: int) -> bool:
+    """Whether a worker that left in order after `final_step` had the weights of the last `step`.
+
+    One of that step's roster had. Another one has followed the line, and may have made it up. With
+    no step since the run was started or resumed, whoever left in order had all there is.
+    """
+    return not roster or worker in roster or final_step == step
+
+
 def is_complete(roster: Collection[int], departed: Mapping[int, bool], *, over: bool) -> bool:
     """Whether a run is complete, once no worker with its last weights is on the line.
 
     The line decides by this, and so does a reader of its journal.
 
-    One worker of the last step must have left in order, that is, with the run's weights and nothing
-    left to do. Then it does not matter how the others went after that step: by a signal, an error
-    or a crash. None of them may be missing, unless the journal itself says that the step was the
-    last one. In that case workers without a recorded departure count as gone: they left while no
+    One worker must have left in order, that is, with the run's weights and nothing left to do. Then
+    it does not matter how the others went after the last step: by a signal, an error or a crash.
+    None of its workers may be missing, unless the journal itself says that the step was the last
+    one. In that case workers without a recorded departure count as gone: they left while no
     coordinator was running, or their departure could not be saved.
 
     Args:
         roster: the workers of the last step; empty if there was none since the run was started or
             resumed.
-        departed: the workers that are gone since then; True if a worker left in order.
+        departed: the workers that are gone since then; True if a worker left in order, and
+            `has_last_weights`.
         over: whether the line had reached the end of the run.
     """
-    candidates = roster or departed
-    one_left_in_order = any(departed.get(each) for each in candidates)
+    one_left_in_order = any(departed.values())
     # Somebody of the roster has no recorded departure, or nothing at all is recorded.
-    some_unknown = bool(not_gone(roster, departed)) or not candidates
+    some_unknown = bool(not_gone(roster, departed)) or not (roster or departed)
     if over:
         return one_left_in_order or some_unknown
     return one_left_in_order and not some_unknown

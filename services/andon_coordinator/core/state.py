@@ -348,7 +348,7 @@ class CoreState:
         )
 
     def note_departure(self, worker: int, *, in_order: bool) -> None:
-        """Notes that a worker is gone.
+        """Notes that a worker is gone; `in_order`: with the run's last weights.
 
         Once a worker has left in order, that stands, whatever a later process in its slot does.
         """
@@ -356,7 +356,9 @@ class CoreState:
         pending = self.pending_record
         if pending is not None:
             # If the pending record is a STEP, `departed` starts again when it is durable, and
-            # this worker went after it was given to the journal.
+            # this worker went after it was given to the journal. One that is not on its roster
+            # lacks it.
+            in_order = in_order and worker in pending.record.roster
             pending.departed[worker] = in_order or pending.departed.get(worker, False)
 
     def can_apply(self, member: LineMember, record: Record) -> bool:

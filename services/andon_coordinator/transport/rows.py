@@ -11,6 +11,7 @@ from typing import Any
 
 from andon.protocol.arithmetic import Arithmetic, in_order
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon_coordinator.core.departures import has_last_weights
 from andon_coordinator.core.effects import (
     SaveArithmetic,
     SaveRecord,
@@ -278,23 +279,25 @@ def run_end(database: sqlite3.Connection) -> RunEnd:
     if step is not None and step["id"] < since:
         step = None
     gone = database.execute(
-        "SELECT worker, reason, record FROM departures WHERE record >= ? ORDER BY rowid",
+        "SELECT worker, reason, record, step FROM departures WHERE record >= ? ORDER BY rowid",
         (since_resumed,),
     ).fetchall()
     roster: tuple[int, ...] = () if step is None else tuple(json.loads(step["roster"]))
     departed: dict[int, bool] = {}
-    for worker, reason, record in gone:
+    last = 0 if step is None else step["step"]
+    for worker, reason, record, final_step in gone:
         if record >= (since if step is None else step["id"]):
-            departed[worker] = reason in _IN_ORDER or departed.get(worker, False)
+            ends = reason in _IN_ORDER and has_last_weights(worker, final_step, roster, last)
+            departed[worker] = ends or departed.get(worker, False)
     # A slot counts as dropped if its last departure was a drop, unless another process took it
     # since. Such a process shows by taking part in a step, also in one that was given up since, or
     # by a later departure of its own.
     taken, last_step = _last_step(database)
     # In the order in which they were written, so the last departure of a slot stays.
-    last = {worker: (reason, record) for worker, reason, record in gone}
+    newest = {worker: (reason, record) for worker, reason, record, _ in gone}
     dropped = {
         worker
-        for worker, (reason, record) in last.items()
+        for worker, (reason, record) in newest.items()
         if reason == DROPPED and not (worker in taken and record < last_step)
     }
     return RunEnd(

@@ -197,12 +197,16 @@ def test_departures_after_the_last_step_are_in_the_history(path: Path) -> None:
     with Writing(path) as writing:
         writing.journal.save(effects.SaveDeparture(2, None, "its stream ended", 0, b""))
         writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(STEP, RESULT))
-        for worker, reason in ((0, events.LeaveReason.COMPLETE), (0, None), (2, None)):
-            writing.journal.save(effects.SaveDeparture(worker, reason, "", 1, b""))
+        well = events.LeaveReason.COMPLETE
+        left = ((0, well, 1), (0, None, 1), (2, None, 1), (3, well, 1), (4, well, 0))
+        for worker, reason, step in left:
+            writing.journal.save(effects.SaveDeparture(worker, reason, "", step, b""))
     history = reopened(path)
 
     assert history.last_roster == (0, 2)
-    assert history.departed == {0: True, 2: False}, "a later process in a slot changes nothing"
+    # A later process in a slot changes nothing. Of those that followed the line, who has made up
+    # the last step has the run's weights.
+    assert history.departed == {0: True, 2: False, 3: True, 4: False}
 
 
 # What an older Andon wrote because a peer said so, before numbers of peers were bounded.
