@@ -86,6 +86,9 @@ class HostCalls:
         """The call that is being made."""
         self._broken: BaseException | None = None
         """Why no further call can be made."""
+        self._faulty = False
+        """Whether a call has shown that the session can't go on. Then no other one is made: what it
+        gave would be taken for what the first one lacks."""
         self._usable = True
         self._wakes: queue.SimpleQueue[str] = queue.SimpleQueue()
         """`work`, or `close`."""
@@ -154,7 +157,8 @@ class HostCalls:
     def _make_next(self, deadline: float | None, timeout_s: float | None) -> bool:
         """Makes the oldest call; False if there is none, or if none can be made."""
         with self._lock:
-            if not self._waiting or not self._usable or self._group.over is not None:
+            usable = self._usable and not self._faulty and self._group.over is None
+            if not self._waiting or not usable:
                 return False
             self._present = self._waiting.popleft()
         number, call = self._present
@@ -197,6 +201,7 @@ class HostCalls:
             call.end(error)
             return True
         except Exception as error:
+            self._faulty = True
             self._group.faulty(call, self._fault_of(call.work, error))
         except BaseException as error:
             # Somebody wants the script to end. The call is half made, and none can follow it.
