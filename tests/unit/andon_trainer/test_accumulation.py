@@ -110,12 +110,15 @@ def test_batches_weigh_what_the_script_says(line: Line) -> None:
         torch.testing.assert_close(mine, part.grad, rtol=1e-5, atol=1e-6)
 
 
-def test_an_accumulation_without_any_weight_moves_nothing(line: Line) -> None:
+@pytest.mark.parametrize("every", [1, 2])
+def test_without_any_weight_nothing_moves(line: Line, every: int) -> None:
     net, optimizer, loader = prepared(line)
+    # A step of it moves weights by a gradient of 0, too.
+    optimizer.param_groups[0]["weight_decay"] = 0.5
     before = copy.deepcopy(net)
 
     for _, (x, y, _) in zip(range(2), loader, strict=False):
-        with line.accumulate(2):
+        with line.accumulate(every):
             line.backward(F.mse_loss(net(x), y), weight=0)
             optimizer.step()
 
