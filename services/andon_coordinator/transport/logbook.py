@@ -1,8 +1,8 @@
 """The logbook: what the journal has for people and for audits: scalars, run events, answers.
 
-Which checkpoints a line may go back to after a restart is the only decision that depends on it. A
-journal that an older program wrote may lack these tables; then there
-are no scalars, and run events are those that halts, answers and departures tell.
+After a restart two decisions depend on it: which checkpoints a line may go back to, and who follows
+because it was slow. A journal that an older program wrote may lack these tables; then there are no
+scalars, and run events are those that halts, answers and departures tell.
 """
 
 from __future__ import annotations
