@@ -266,7 +266,7 @@ def _give_number(core: CoreState, member: LineMember, event: ScalarAllReduceArri
         # The worker is behind, so nobody else takes part in this scalar all-reduce. Its script must
         # not hang, so it gets its own number back. Once it asks for work it gets the line's state,
         # which replaces everything that its script derived from the answer.
-        _answer(core, member, head, own_mean(event.sequence, part))
+        answer_alone(core, member, event)
         return
     mean = core.scalar_all_reduces.give(member.worker, event.sequence, part)
     if mean is not None:
