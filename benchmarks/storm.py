@@ -58,11 +58,11 @@ def main() -> None:
     """Measures each system, and prints a line for each."""
     options = _arguments()
     machine = {**describe_machine(), **_circumstances(options)}
-    seconds = options.minutes * 60
-    plan = planned(options.seed, options.every, seconds, options.replicas)
-    ideal = ideal_share(plan, options.freeze, seconds, options.replicas)
     rows = []
     for name in options.systems:
+        seconds = 60 * (options.minutes if name.startswith("andon") else options.peer_minutes)
+        plan = planned(options.seed, options.every, seconds, options.replicas)
+        ideal = ideal_share(plan, options.freeze, seconds, options.replicas)
         print(f"{name}, undisturbed", flush=True)
         calm = _run(options, name, "calm", [], options.undisturbed_minutes * 60)
         print(f"{name}, {len(plan)} faults", flush=True)
@@ -202,6 +202,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, default=4, help="workers (default: 4)")
     parser.add_argument("--every", type=float, default=15.0, help="seconds between two faults")
     parser.add_argument("--minutes", type=float, default=30.0, help="of the storm")
+    parser.add_argument("--peer-minutes", type=float, help="of the others' (default: --minutes)")
     parser.add_argument("--undisturbed-minutes", type=float, default=3.0)
     parser.add_argument("--freeze", type=float, default=8.0, help="seconds until SIGCONT")
     parser.add_argument("--checkpoint", type=float, default=60.0, help="seconds between two")
@@ -211,6 +212,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, help="keep ledgers and logs in this folder")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
+    if options.peer_minutes is None:
+        options.peer_minutes = options.minutes
     if options.batch % options.replicas:
         parser.error(f"--batch must be a multiple of --replicas: {options.batch}")
     if _uses_torchft(options) and not TORCHFT_PYTHON.exists():
