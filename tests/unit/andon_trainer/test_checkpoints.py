@@ -151,17 +151,13 @@ def test_only_slot_0_continues_the_writers_random_numbers_whoever_chose_the_slot
     tmp_path: Path, worker: int, given: int | None, takes_over: bool
 ) -> None:
     run = Run(4, run_dir=tmp_path, checkpoint_every=4).train()
-    replica, plan = run.line._session.worker.replica, RunPlan(global_batch=4, dataset_size=8)
     torch.manual_seed(77)  # As no worker of the run before.
     own = torch.get_rng_state()
     config = LineConfig(resume=tmp_path / "checkpoints/step-00000004", launch_slot=given)
     checkpoints = WorkerCheckpoints(config, torch.device("cpu"))
-    checkpoints.begin(replica)
+    checkpoints.begin(run.line._session.worker.replica)
 
-    member = SoloMember(plan)
-    member.position = replace(member.position, worker=worker)
-
-    checkpoints.between_steps(replica, member, plan)
+    checkpoints.restore_generators(worker)
 
     assert torch.equal(torch.get_rng_state(), own) is not takes_over
 

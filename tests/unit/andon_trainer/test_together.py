@@ -233,7 +233,7 @@ def test_a_worker_that_is_lost_between_two_pieces_is_left_out(line: Line) -> Non
         others.ranks = [0]
         return found
 
-    line._session.member.all_gather = lose  # type: ignore[method-assign]  # no wire here
+    line._session.whole.all_gather = lose  # type: ignore[method-assign]  # no wire here
 
     assert torch.equal(line.gather(values), values)
 

@@ -27,7 +27,7 @@ from andon_trainer.hosts.calls import (
     told_by_leader,
 )
 from andon_trainer.hosts.group import HostGroup
-from andon_trainer.place.member import RunMember
+from andon_trainer.place.member import WorkerMember
 from andon_trainer.place.position import Position
 from andon_trainer.place.talk import Silence
 from andon_trainer.timeline import Timeline
@@ -51,7 +51,7 @@ class _Told:
     has_state: bool = False
 
 
-class Led(RunMember, Protocol):
+class Led(WorkerMember, Protocol):
     """A membership that a leader can have."""
 
     @property
@@ -203,10 +203,6 @@ class FollowerMember:
         result: tuple[float, float, int] = self._follow(_MEAN, (value, weight))
         return result
 
-    def all_gather(self, data: bytes) -> tuple[bytes, ...]:
-        """Is never called: the leader gathers what its host's processes give."""
-        raise AssertionError("see answer_in_host")
-
     def compare(self, digest: Digest) -> None:
         """Has these weights compared with the leader's."""
         self._follow(_END, digest.sha256)
@@ -220,10 +216,6 @@ class FollowerMember:
 
     def abandon(self, message: str) -> None:
         """Does nothing: a process that fails ends its host's part in the round."""
-
-    def stop_line(self, kind: str, message: str) -> None:
-        """Is never called: the leader writes the checkpoints."""
-        raise AssertionError(f"{kind}: {message}")
 
     def _follow(self, name: str, given: Any) -> Any:
         called = meet(self._group, name, given, terminated=self.terminated)

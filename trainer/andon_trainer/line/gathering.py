@@ -22,7 +22,7 @@ import torch
 
 from andon.protocol.limits import MAX_GIVEN_BYTES
 from andon_trainer.averaging.step_gather import OwnRows
-from andon_trainer.place.member import RunMember
+from andon_trainer.place.member import WorkerMember
 from andon_trainer.state.trees import (
     join_tree,
     outline,
@@ -51,7 +51,7 @@ _HEAD = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")
 
 
-def gather_bytes(member: RunMember, rank: int, data: bytes) -> dict[int, bytes]:
+def gather_bytes(member: WorkerMember, rank: int, data: bytes) -> dict[int, bytes]:
     """What each worker gave, by rank in rising order; the same on all workers.
 
     Raises:

@@ -11,7 +11,7 @@ from andon_trainer.data.evaluation import Splitting
 from andon_trainer.data.feed import Feeder
 from andon_trainer.errors import ANOTHER_RUN
 from andon_trainer.line.worker import Worker
-from andon_trainer.place.member import RunMember
+from andon_trainer.place.member import RunMember, WorkerMember
 from andon_trainer.schedules.loop_steps import LoopSteps
 from andon_trainer.schedules.manual import ManualStepper
 from andon_trainer.schedules.stepper import StepperGate
@@ -110,6 +110,12 @@ class LineSession:
         if self.worker.member is None:
             raise self._not_joined()
         return self.worker.member
+
+    @property
+    def whole(self) -> WorkerMember:
+        """The same, of the process that acts for its whole worker; nobody else asks for it."""
+        assert self.worker.whole is not None
+        return self.worker.whole
 
     @property
     def loop_steps(self) -> LoopSteps:

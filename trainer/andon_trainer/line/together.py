@@ -275,16 +275,15 @@ class Together:
         session = self._session
         assigned, host = session.member.position.assigned, session.worker.host
         rank = assigned.rank if assigned else 0
+
+        def gather(given: list[bytes]) -> dict[int, bytes]:
+            return gather_bytes(session.whole, rank, framed(given))
+
         try:
             if host is None:
-                found = gather_bytes(session.member, rank, framed([data]))
+                found = gather([data])
             else:
-                found = answer_in_host(
-                    host,
-                    "line.gather",
-                    data,
-                    lambda given: gather_bytes(session.member, rank, framed(given)),
-                )
+                found = answer_in_host(host, "line.gather", data, gather)
         except RunOver as over:
             self._warn_of_being_alone(over)
             return {rank: [data]}

@@ -34,7 +34,7 @@ from andon_trainer.line_options import given_in, unseen
 from andon_trainer.model.layout import ModelPlan, warn_of_rounding
 from andon_trainer.place.audit import AuditMember
 from andon_trainer.place.candidate import Candidate, refuse_other_options, refuse_other_plan
-from andon_trainer.place.member import RunMember
+from andon_trainer.place.member import WorkerMember
 from andon_trainer.place.membership import Membership
 from andon_trainer.place.position import Position
 from andon_trainer.place.solo import SoloMember
@@ -77,7 +77,7 @@ class Worker:
         self.checkpoints = WorkerCheckpoints(config, device)
         self.host: HostGroup | None = None
         """The processes that are one worker together with this one; None: it is a worker alone."""
-        self.member: RunMember | None = None
+        self.member: WorkerMember | FollowerMember | None = None
         """Its place in the run: on the line, in its host, or alone; None before it has joined."""
         self.membership: Membership | None = None
         """Its place on the line; None: it is alone, or another process of its host has one."""
@@ -99,6 +99,11 @@ class Worker:
         """The head and the weights that the loops ended with, once they were compared."""
         # Last: an exception that the script does not catch is given its exit code by then.
         _refuse_again(config)
+
+    @property
+    def whole(self) -> WorkerMember | None:
+        """Its place, if this process acts for its whole worker; None: another of its host does."""
+        return None if isinstance(self.member, FollowerMember) else self.member
 
     @property
     def assigned(self) -> Assigned | None:
@@ -140,7 +145,9 @@ class Worker:
         self.checkpoints = WorkerCheckpoints(self.config, self.device)
         self.checkpoints.begin(self.replica)
 
-    def join(self, plan: ModelPlan, run: RunPlan, capabilities: tuple[str, ...] = ()) -> RunMember:
+    def join(
+        self, plan: ModelPlan, run: RunPlan, capabilities: tuple[str, ...] = ()
+    ) -> WorkerMember | FollowerMember:
         """Takes this worker's place: on the line of the configuration, in its host, or alone.
 
         Args:
@@ -177,7 +184,7 @@ class Worker:
 
     def _take_place(
         self, plan: ModelPlan, run: RunPlan, stated: Arithmetic, capabilities: tuple[str, ...]
-    ) -> RunMember:
+    ) -> WorkerMember:
         """Takes a worker's place on the line, or alone."""
         self._launch.publish()  # Here: it begins a thread, and by now the loaders have forked.
         self._open_timeline()
@@ -274,13 +281,16 @@ class Worker:
         """Writes the checkpoint that the last commit made due; `over`: no step will follow."""
         assert self._run is not None
         assert self.member is not None
-        self.checkpoints.between_steps(self.replica, self.member, self._run, over=over)
+        self.checkpoints.restore_generators(self.member.position.worker)
+        if (member := self.whole) is not None:
+            self.checkpoints.between_steps(self.replica, member, self._run, over=over)
 
     def _keep_state(self) -> None:
         """Writes the line's state, which nobody else holds, before this worker leaves."""
-        assert self.member is not None
+        member = self.whole
+        assert member is not None
         assert self._run is not None
-        self.checkpoints.keep(self.replica, self.member, self._run)
+        self.checkpoints.keep(self.replica, member, self._run)
 
     def compare_ends(self) -> None:
         """Compares the final weights with all others', while the others are still there.
@@ -338,7 +348,8 @@ class Worker:
             if self.member is None or self._left or not self._ends_well:
                 return
             assert self._run is not None
-            self.checkpoints.settle(self.replica, self.member, self._run)
+            if (member := self.whole) is not None:
+                self.checkpoints.settle(self.replica, member, self._run)
             if self.config.audit is not None or not isinstance(self.member, SoloMember):
                 self.compare_ends()
         except BaseException as error:
@@ -348,9 +359,9 @@ class Worker:
     def leave(self) -> None:
         """Leaves the line, saying why, and ends the telemetry; a second call does nothing."""
         left, self._left = self._left, True
-        if self.member is not None and not left:
+        if (member := self.whole) is not None and not left:
             # First: the line is told of it as this worker leaves, and the process may end after it.
-            self.checkpoints.end(self.member)
+            self.checkpoints.end(member)
         if self.membership is not None and not left:
             self.membership.leave(self._departure(self.membership.position))
             self._note_done(self.membership.run_id)

@@ -39,7 +39,7 @@ from andon_trainer.core.events import Assigned, Committed
 from andon_trainer.core.reports import Digest, StepReport
 from andon_trainer.errors import JoinRefused
 from andon_trainer.place.candidate import Candidate
-from andon_trainer.place.member import RunMember
+from andon_trainer.place.member import WorkerMember
 from andon_trainer.place.solo import SoloMember
 
 __all__ = ["AuditMember", "AuditedWeights"]
@@ -66,7 +66,7 @@ class AuditMember(SoloMember):
         path: Path,
         candidate: Candidate,
         weights: AuditedWeights,
-        before_end: Callable[[RunMember], None],
+        before_end: Callable[[WorkerMember], None],
         *,
         footprint: Callable[[], Callable[[], str]],
         can_attest: bool,

@@ -1,7 +1,7 @@
 """A worker's membership as a step sees it: where it stands, its rounds, and what it tells.
 
-On a line `Membership` does this over gRPC; alone `SoloMember` does it in this process; in a host
-`FollowerMember` hears it from the process that leads.
+On a line `Membership` does this over gRPC; alone `SoloMember` does it in this process. In a host
+`LeaderMember` does it for all processes, and `FollowerMember` hears it from there.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from andon_trainer.place.position import Position
 from andon_trainer.place.talk import Talk
 from andon_trainer.timeline import Timeline
 
-__all__ = ["RunMember"]
+__all__ = ["RunMember", "WorkerMember"]
 
 
 class RunMember(Protocol):
-    """A worker's place in a run. Used by one thread."""
+    """A process's place in a run. Used by one thread."""
 
     @property
     def position(self) -> Position:
@@ -47,9 +47,6 @@ class RunMember(Protocol):
     def abandon(self, message: str) -> None:
         """Gives the current round up: all workers try the step again."""
 
-    def stop_line(self, kind: str, message: str) -> None:
-        """Halts the line between two steps; returns once an operator has answered."""
-
     def hold(self) -> bool:
         """Notes that all exchanges of the round are done; False if the round is void."""
 
@@ -59,8 +56,15 @@ class RunMember(Protocol):
     def scalar_all_reduce(self, value: float, weight: float) -> tuple[float, float, int]:
         """The weighted mean over the roster, the total weight, and the number of contributors."""
 
-    def all_gather(self, data: bytes) -> tuple[bytes, ...]:
-        """What each worker of the roster gives, in the same order on all of them."""
-
     def compare(self, digest: Digest) -> None:
         """Compares the weights that the loop ended with against all other workers'."""
+
+
+class WorkerMember(RunMember, Protocol):
+    """The place of the process that acts for its whole worker: it is alone in it, or leads it."""
+
+    def stop_line(self, kind: str, message: str) -> None:
+        """Halts the line between two steps; returns once an operator has answered."""
+
+    def all_gather(self, data: bytes) -> tuple[bytes, ...]:
+        """What each worker of the roster gives, in the same order on all of them."""

@@ -41,7 +41,7 @@ from andon.protocol.run_settings import RunPlan
 from andon_trainer.config import LineConfig
 from andon_trainer.core.reports import WrittenCheckpoint
 from andon_trainer.errors import CheckpointRefused
-from andon_trainer.place.member import RunMember
+from andon_trainer.place.member import WorkerMember
 from andon_trainer.place.position import Position
 from andon_trainer.state import rng
 from andon_trainer.state.checkpoint_files import remove_checkpoint
@@ -211,8 +211,25 @@ class WorkerCheckpoints:
             )
         log.warning("%s", text)
 
+    def restore_generators(self, worker: int | None) -> None:
+        """Has the random generators go on from the checkpoint; once, before the first step.
+
+        Not in `begin`: numbers drawn between loading and the first step (an evaluation, a model's
+        weights) are no part of the checkpoint's history.
+        """
+        if not self._generators:
+            return
+        states, self._generators = self._generators, {}
+        # See `rng`: slot 0, or a worker that is alone, continues rank 0's numbers. The others take
+        # over only generators that all workers had seeded alike. Without a launcher's slot the line
+        # chooses it, so it is known only now.
+        given = self._config.launch_slot
+        if worker if given is None else given:
+            states = {name: state for name, state in states.items() if name in self._alike}
+        rng.restore(states, self._device)
+
     def between_steps(
-        self, replica: Replica, member: RunMember, plan: RunPlan, *, over: bool = False
+        self, replica: Replica, member: WorkerMember, plan: RunPlan, *, over: bool = False
     ) -> None:
         """Writes a checkpoint if one is due; call it after a step, before the next is asked for.
 
@@ -225,17 +242,6 @@ class WorkerCheckpoints:
         Raises:
             LineHalted: a checkpoint could not be written, and this worker raises.
         """
-        if self._generators:
-            # Here, and not in `begin`: numbers drawn between loading and the first step (an
-            # evaluation, a model's weights) are no part of the checkpoint's history.
-            states, self._generators = self._generators, {}
-            # See `rng`: slot 0, or a worker that is alone, continues rank 0's numbers. The others
-            # take over only generators that all workers had seeded alike. Without a launcher's slot
-            # the line chooses it, so it is known only now.
-            given = self._config.launch_slot
-            if member.position.worker if given is None else given:
-                states = {name: state for name, state in states.items() if name in self._alike}
-            rng.restore(states, self._device)
         if self._config.run_dir is None:
             return
         ends = over or bool(member.position.stop_reason)
@@ -259,7 +265,7 @@ class WorkerCheckpoints:
         if not (self._work.busy or ends):
             self._use_the_time(replica, member)
 
-    def _is_due(self, member: RunMember, *, ends: bool) -> bool:
+    def _is_due(self, member: WorkerMember, *, ends: bool) -> bool:
         """Whether the last commit is to have a checkpoint, and has none."""
         here, writing = member.position, self._writing
         assert here.assigned is not None
@@ -285,7 +291,7 @@ class WorkerCheckpoints:
         writing = self._writing
         return writing.step if writing is not None and writing.counts else 0
 
-    def _wait_for_the_last(self, member: RunMember) -> None:
+    def _wait_for_the_last(self, member: WorkerMember) -> None:
         """Waits until nothing is being written any more."""
         if not self._work.busy:
             return
@@ -302,7 +308,7 @@ class WorkerCheckpoints:
         self._collect(member)
         member.talk.show("IDLE")
 
-    def _facts(self, member: RunMember, plan: RunPlan, digest: str) -> CheckpointFacts:
+    def _facts(self, member: WorkerMember, plan: RunPlan, digest: str) -> CheckpointFacts:
         here = member.position
         assert here.head is not None
         return CheckpointFacts(
@@ -321,7 +327,7 @@ class WorkerCheckpoints:
 
     # ------------------------------------------------------------------ beside training
 
-    def _begin(self, replica: Replica, member: RunMember, plan: RunPlan) -> None:
+    def _begin(self, replica: Replica, member: WorkerMember, plan: RunPlan) -> None:
         """Cuts the state of the last commit, and has it written beside training."""
         began, step = time.perf_counter(), member.position.step
         folder = self._folder(step)
@@ -353,7 +359,7 @@ class WorkerCheckpoints:
         if member.timeline is not None:
             member.timeline.span("cut a checkpoint", began)
 
-    def _collect(self, member: RunMember) -> None:
+    def _collect(self, member: WorkerMember) -> None:
         """Takes note of what was done beside training, if that is over."""
         if self._work.busy:
             return
@@ -383,7 +389,7 @@ class WorkerCheckpoints:
                 member.timeline.span_on(Track.FILES, *span)
             self._wrote(member, writing.step, writing.folder, writing.head)
 
-    def _use_the_time(self, replica: Replica, member: RunMember) -> None:
+    def _use_the_time(self, replica: Replica, member: WorkerMember) -> None:
         """Removes older checkpoints, or gets memory for the first one, beside training."""
         every, here = self._config.checkpoint_every, member.position
         assert here.assigned is not None
@@ -400,7 +406,7 @@ class WorkerCheckpoints:
         with suppress(OSError):  # Whoever needs it then says so.
             self._room.touch(size, pinned=self._device.type == "cuda")
 
-    def settle(self, replica: Replica, member: RunMember, plan: RunPlan) -> None:
+    def settle(self, replica: Replica, member: WorkerMember, plan: RunPlan) -> None:
         """Waits for what is being written, before a worker says that its work is done.
 
         Raises:
@@ -413,7 +419,7 @@ class WorkerCheckpoints:
         if self._failed:
             self.between_steps(replica, member, plan)
 
-    def keep(self, replica: Replica, member: RunMember, plan: RunPlan) -> None:
+    def keep(self, replica: Replica, member: WorkerMember, plan: RunPlan) -> None:
         """Writes a checkpoint of the last commit, which nobody else on the line holds.
 
         As one of the last acts of a worker whose machine goes: what fails is logged. A worker in
@@ -442,7 +448,7 @@ class WorkerCheckpoints:
         else:
             log.info("wrote step %d to %s, since nobody else holds it", here.step, folder)
 
-    def end(self, member: RunMember) -> None:
+    def end(self, member: WorkerMember) -> None:
         """Waits for what is being written, as one of the last acts of a worker that leaves.
 
         Nobody can be halted any more: what fails is logged.
@@ -470,7 +476,7 @@ class WorkerCheckpoints:
 
     # ------------------------------------------------------------------ in the script's thread
 
-    def _write(self, replica: Replica, member: RunMember, plan: RunPlan) -> None:
+    def _write(self, replica: Replica, member: WorkerMember, plan: RunPlan) -> None:
         """Writes the checkpoint of the last commit; while that fails the line is halted."""
         here = member.position
         member.talk.show("BUSY", "writing a checkpoint")
@@ -491,7 +497,7 @@ class WorkerCheckpoints:
             member.timeline.span("checkpoint", began)
         member.talk.show("IDLE")
 
-    def _halt(self, member: RunMember, error: Exception, folder: Path) -> None:
+    def _halt(self, member: WorkerMember, error: Exception, folder: Path) -> None:
         """Halts the line for a checkpoint; returns once an operator has answered.
 
         After a TypeError or ValueError too: `register` checked the state, and it has something in
@@ -502,7 +508,7 @@ class WorkerCheckpoints:
             text = error.strerror or text
         member.stop_line("CHECKPOINT", f"{text} ({folder})")
 
-    def _wrote(self, member: RunMember, step: int, folder: Path, head: Key) -> None:
+    def _wrote(self, member: WorkerMember, step: int, folder: Path, head: Key) -> None:
         """A checkpoint is on disk: tells the line, and names it if it is the best one."""
         self._note(member, step, folder, head)
         while True:
@@ -513,7 +519,7 @@ class WorkerCheckpoints:
             else:
                 break
 
-    def _note(self, member: RunMember, step: int, folder: Path, head: Key) -> None:
+    def _note(self, member: WorkerMember, step: int, folder: Path, head: Key) -> None:
         self.written.append(folder)
         self._written = self._unproven = step
         member.talk.wrote(WrittenCheckpoint(step, str(folder), head))
