@@ -1,17 +1,8 @@
 """The feeder that loads a worker's samples with the script's own DataLoader.
 
-Theory of operation. The loader is rebuilt with a batch sampler that yields whatever this rank's
-share is. Without loading processes each share is loaded when it is asked for. With them, the
-processes start in `open`, before any gRPC channel exists, on a sampler that is empty at first. From
-then on the sampler is a pipeline: the share that is asked for, followed by the shares that are
-foreseen, as far as torch prefetches. If the next share that is asked for is the foreseen one, its
-batches are on their way already. If not (the roster changed, or a step is tried again), iterating
-the persistent loader again drains and drops what is on its way, and the same processes go on.
-
-Forked processes stay until `close`, since nothing may be forked while this process is on the line.
-Without `persistent_workers=True` a script expects new ones in each epoch, made of what the dataset
-is by then. So what it has changed of the dataset travels to them when an epoch begins, and nothing
-is loaded ahead beyond an epoch. Processes that are spawned are started anew.
+Without loading processes each share is loaded when it is asked for. With them, shares are loaded
+ahead as far as they are foreseen; see `share_loading`. Nothing is loaded ahead beyond an epoch,
+unless the script wants persistent processes: by then it may have changed the dataset.
 
 Random augmentation must depend neither on the worker nor on how far was prefetched: `randomness`
 sees to that, here and in the loading processes.
@@ -25,19 +16,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from andon.protocol.order import splitmix64
 from andon.protocol.records import PositionRange
 from andon.protocol.shards import Ranges
-from andon_trainer.data.dataset_epochs import DatasetEpochs, EpochCalls
 from andon_trainer.data.digest import data_digest
 from andon_trainer.data.feed import MicroBatch, Share, count_loop_bodies, usual_share
-from andon_trainer.data.loader import processes_stay, rebuild_loader
+from andon_trainer.data.loader import rebuild_loader
 from andon_trainer.data.loading_process import Indices
 from andon_trainer.data.orders import BatchOrders, Orders, Piece, orders_of
 from andon_trainer.data.randomness import SampleLoading
+from andon_trainer.data.share_loading import ShareLoading
 from andon_trainer.state import rng
 
 __all__ = ["LoaderFeeder"]
@@ -47,35 +38,6 @@ log = logging.getLogger(__name__)
 _U64 = 2**64 - 1
 _PROBES, _PROBE_SIZE = 4, 4
 """The digest reads this many runs of this many positions, spread over the dataset."""
-
-
-class _ShareSampler(Sampler[list[int]]):
-    """A batch sampler that yields the micro-batches of shares; they change between iterations."""
-
-    def __init__(self, batches_of: Callable[[Share], list[Indices] | None]) -> None:
-        """`batches_of` gives a share's batches, or None if it can't be foreseen."""
-        self._batches_of = batches_of
-        self._shares: Iterator[Share] = iter(())
-        self.taken: deque[tuple[Share, EpochCalls]] = deque()
-        """Shares that torch has taken indices of, with the calls that these carry; the first is the
-        one that it yields next."""
-
-    def restart(self, shares: Iterator[Share]) -> None:
-        """Makes the next iteration go over these shares."""
-        self._shares = shares
-        self.taken.clear()
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return self._batches(self._shares)
-
-    def _batches(self, shares: Iterator[Share]) -> Iterator[list[int]]:
-        for share in shares:
-            batches = self._batches_of(share)
-            if batches is None:
-                return
-            if batches:  # Else this rank has no samples in that step.
-                self.taken.append((share, batches[0].calls))
-            yield from batches
 
 
 class LoaderFeeder:
@@ -127,33 +89,22 @@ class LoaderFeeder:
         self._seed = seed
         self._micro_batch_size = micro_batch_size
         self._grain = grain
-        self._sampler = _ShareSampler(self._foreseen)
         self._given = loader
-        self._loader: DataLoader[Any] | None = rebuild_loader(loader, self._sampler, seed)
         self._dataset = loader.dataset
         self._loading = SampleLoading(loader.dataset, loader.collate_fn)
-        self._parallel = loader.num_workers > 0
-        self._epoch: int | None = None
-        """The epoch of the share that was asked for last."""
-        self._served: int | None = None
-        """The epoch that the loading processes were started for; None: whichever comes first."""
-        self._stream: Iterator[Any] | None = None
-        """The loading processes' batches; None before `open`, and without such processes."""
-        self._midway = False
-        """Whether the batch that the stream yields next is not the first of its share."""
+        self._shares = ShareLoading(
+            loader, lambda requests: rebuild_loader(loader, requests, seed), self._foreseen
+        )
+        self._epochs = self._shares.epochs
         self._salt = 0
         """Changes all seeds while the digest reads each sample a second time."""
-        self._epochs = DatasetEpochs(loader.dataset)
 
     def open(self) -> None:
         """Starts the loading processes; a second call does nothing.
 
         Call it before any gRPC channel exists: a forked child must not inherit one.
         """
-        if self._parallel and self._stream is None:
-            self._stream = iter(self._open_loader())
-            self._epochs.remember()
-        self._epochs.observe()
+        self._shares.open()
 
     def digest(self, device: torch.device) -> str:
         """SHA-256 of the dataset's content; empty if its samples can't be read.
@@ -232,43 +183,14 @@ class LoaderFeeder:
 
     def close(self) -> None:
         """Ends the loading processes; a second call does nothing."""
-        self._end_processes()
-        self._loader = None
-        self._epochs.stop_observing()
-
-    # ------------------------------------------------------------------ epochs
+        self._shares.close()
 
     def _enter(self, epoch: int) -> None:
         """An epoch begins, or goes on."""
         if not self._orders.enter(epoch):
-            self._sampler.restart(iter(()))  # What was loaded ahead are other samples.
-        if epoch == self._epoch:
-            return
-        self._epoch = epoch
-        self._epochs.enter(epoch)
-        if not self._parallel or self._stream is None or self._given.persistent_workers:
-            return
-        if processes_stay(self._given):
-            self._epochs.look_for_changes()
-            return
-        if self._served is not None:
-            self._end_processes()
-            self._epochs.stop_observing()
-            self._loader = rebuild_loader(self._given, self._sampler, self._seed)
-            self.open()
-        self._served = epoch
-
-    def _end_processes(self) -> None:
-        stream, self._stream = self._stream, None
-        self._sampler.restart(iter(()))
-        self._midway = False
-        # Called here, and not left to the garbage collector: a suspended `batches` may hold the
-        # stream too, and the processes would live as long as it does.
-        shutdown = getattr(stream, "_shutdown_workers", None)
-        if shutdown is not None:
-            shutdown()
-
-    # ------------------------------------------------------------------ batches
+            self._shares.drop_ahead()
+        if epoch != self._shares.epoch:
+            self._shares.enter(epoch)
 
     def _batches(
         self, share: Share, upcoming: Callable[[], Iterator[Share]]
@@ -276,39 +198,17 @@ class LoaderFeeder:
         pieces = list(self._pieces(share))
         if not pieces:
             return
-        if not self._parallel:
-            for piece in pieces:
-                batch = self._pinned(self._load(self._indices(share.epoch, piece)))
-                yield MicroBatch(batch, piece.positions, len(piece.indices), piece.start)
-            return
-        stream = self._stream_at(share, upcoming)
-        # A loop may leave this generator at any `yield`. Until the last batch is out, the stream
-        # does not stand at the beginning of a share, and the next call must restart it.
-        self._midway = True
-        for number, piece in enumerate(pieces, 1):
-            batch = next(stream)
-            if number == len(pieces):
-                self._sampler.taken.popleft()
-                self._midway = False
+        if self._shares.parallel:
+            batches = self._shares.batches(share, len(pieces), upcoming)
+        else:
+            indices = (self._indices(share.epoch, piece) for piece in pieces)
+            batches = (self._pinned(self._load(each)) for each in indices)
+        for piece, batch in zip(pieces, batches, strict=True):
             yield MicroBatch(batch, piece.positions, len(piece.indices), piece.start)
-
-    def _stream_at(self, share: Share, upcoming: Callable[[], Iterator[Share]]) -> Iterator[Any]:
-        """The loading processes' batches, with `share`'s first batch next."""
-        loader = self._open_loader()
-        if self._stream is None:
-            raise RuntimeError("call open() before the first batch: it starts the processes")
-        # The stream goes on only if it stands at the first batch of this very share, and that was
-        # loaded after the calls of `set_epoch` that are due.
-        taken = self._sampler.taken
-        due = share, self._epochs.calls(share.epoch)
-        if self._midway or not taken or taken[0] != due:
-            self._sampler.restart(_chain(share, upcoming))
-            self._stream = iter(loader)
-        return self._stream
 
     def _foreseen(self, share: Share) -> list[Indices] | None:
         """The batches of a share that is asked for, or loaded ahead; None: it can't be yet."""
-        another = self._epoch is not None and share.epoch != self._epoch
+        another = self._shares.epoch not in (None, share.epoch)
         if another and not (self._given.persistent_workers and self._orders.foresee(share.epoch)):
             return None
         return [self._indices(share.epoch, piece) for piece in self._pieces(share)]
@@ -329,7 +229,7 @@ class LoaderFeeder:
 
     def _load(self, indices: Indices) -> Any:
         """A batch, loaded in this process."""
-        self._open_loader()
+        self._shares.require_open()
         return self._loading.load(indices)
 
     def _pinned(self, batch: Any) -> Any:
@@ -339,11 +239,6 @@ class LoaderFeeder:
         device = self._given.pin_memory_device or None
         return pin_memory(batch, device)  # type: ignore[no-untyped-call]  # torch's own
 
-    def _open_loader(self) -> DataLoader[Any]:
-        if self._loader is None:
-            raise RuntimeError("the feeder is closed")
-        return self._loader
-
     def _indices(self, epoch: int, piece: Piece) -> Indices:
         seed = splitmix64((splitmix64(self._seed) + epoch) & _U64)
         if self._salt:
@@ -351,8 +246,3 @@ class LoaderFeeder:
         return Indices(
             piece.indices, piece.places, seed, self._epochs.calls(epoch), self._epochs.changes
         )
-
-
-def _chain(share: Share, upcoming: Callable[[], Iterator[Share]]) -> Iterator[Share]:
-    yield share
-    yield from upcoming()

@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader
 from andon.protocol.order import splitmix64
 from andon.protocol.records import PositionRange
 from andon.protocol.shards import Ranges
-from andon_trainer.data.dataset_epochs import DatasetEpochs
 from andon_trainer.data.feed import (
     Feeder,
     MicroBatch,
@@ -34,8 +33,9 @@ from andon_trainer.data.feed import (
 )
 from andon_trainer.data.feeder import LoaderFeeder
 from andon_trainer.data.loader import processes_stay
+from andon_trainer.data.share_loading import ShareLoading
 from andon_trainer.data.stream_digest import StreamRefused
-from andon_trainer.data.stream_loading import Probe, Requests, StreamSource, rebuild
+from andon_trainer.data.stream_loading import Probe, StreamSource, rebuild
 from andon_trainer.data.stream_reader import Wanted, copy_of
 from andon_trainer.data.streams import is_stream, length_of, refuse_stream_loader
 from andon_trainer.state import rng
@@ -92,24 +92,16 @@ class StreamFeeder:
         only_whole = loader.drop_last and size is None
         self._whole = self.batch_size if only_whole else 1
         self._source = StreamSource(loader.dataset, seed=seed, size=size, whole=self._whole)
-        self._requests = Requests(self._wanted)
         self._collate = loader.collate_fn
-        self._parallel = loader.num_workers > 0
         self._given = loader
-        self._loader: DataLoader[Any] | None = rebuild(loader, self._source, self._requests, seed)
-        self._stream: Iterator[Any] | None = None
-        """What the loading process loaded; None before `open`, and without such a process."""
-        self._midway = False
-        """Whether what the stream yields next is not the first micro-batch of its share."""
+        self._shares = ShareLoading(
+            loader, lambda requests: rebuild(loader, self._source, requests, seed), self._wanted
+        )
+        self._epochs = self._shares.epochs
         self._keep_from: int | None = None
         """Where the present step's batch begins, if its items may be asked for again."""
         self._ended: tuple[int, int] | None = None
         """An epoch, and a bound that no item of it lies at or beyond."""
-        self._epochs = DatasetEpochs(loader.dataset)
-        self._epoch: int | None = None
-        """The epoch of the share that was asked for last."""
-        self._served: int | None = None
-        """The epoch that the loading process was started for; None: whichever comes first."""
         self._spare: Any = None
         """A small batch to borrow."""
 
@@ -118,11 +110,7 @@ class StreamFeeder:
 
         Call it before any gRPC channel exists: a forked child must not inherit one.
         """
-        if self._parallel and self._stream is None:
-            self._stream = iter(self._open_loader())
-            self._epochs.remember()
-        # After the fork: the child must have the dataset's own `set_epoch`.
-        self._epochs.observe()
+        self._shares.open()
 
     def digest(self, device: torch.device) -> str:
         """SHA-256 of the stream's first items; empty if they can't be read.
@@ -138,9 +126,7 @@ class StreamFeeder:
         self._epochs.enter(0)  # The items of a curriculum differ between epochs.
         probe = Probe(header, self._epochs.calls(0))
         try:
-            self._requests.restart(iter((probe,)))
-            self._midway = True
-            return str(self._next(self._begun()))
+            return str(self._shares.ask(probe))
         except StreamRefused:
             raise
         except Exception:  # The stream's own error: training raises it if it needs that item.
@@ -171,20 +157,14 @@ class StreamFeeder:
         self._enter(share.epoch)
         batch = share.batch
         # With a loading process also alone: a newcomer changes shares that were read ahead.
-        again = batch is not None and (self._parallel or len(share) < len(batch))
+        again = batch is not None and (self._shares.parallel or len(share) < len(batch))
         self._keep_from = batch.start if batch is not None and again else None
-        stream = self._at(share, upcoming)
-        # A loop may leave this generator at any `yield`. Until the last micro-batch is out, the
-        # stream does not stand at the beginning of a share, and the next call must restart it.
-        self._midway = True
         pieces = list(share.pieces(self._micro_batch_size))
         left = len(share)
+        loaded = self._shares.batches(share, len(pieces), upcoming)
         for number, piece in enumerate(pieces, 1):
-            batch, samples, end = self._next(stream)
+            batch, samples, end = next(loaded)
             self._note_end(share.epoch, end)
-            if number == len(pieces):
-                self._requests.taken.popleft()
-                self._midway = False
             if not samples:
                 return
             # Whatever follows the last item is done with it.
@@ -245,70 +225,14 @@ class StreamFeeder:
 
     def close(self) -> None:
         """Ends the loading process; a second call does nothing."""
-        self._end_process()
-        self._loader = None
-        self._epochs.stop_observing()
+        self._shares.close()
 
     def _enter(self, epoch: int) -> None:
-        """An epoch begins, or goes on. A process that is not persistent ends with its epoch."""
-        if epoch == self._epoch:
+        """An epoch begins, or goes on."""
+        if epoch == self._shares.epoch:
             return
         self.refuse_other_length()
-        self._epoch = epoch
-        self._epochs.enter(epoch)
-        if self._stream is None or self._given.persistent_workers:
-            return
-        if processes_stay(self._given):
-            self._epochs.look_for_changes(ends_with_data=self.dataset_size is None)
-            return
-        if self._served is not None:
-            self._end_process()
-            self._epochs.stop_observing()
-            self._loader = rebuild(self._given, self._source, self._requests, self._seed)
-            self.open()
-        self._served = epoch
-
-    def _end_process(self) -> None:
-        stream, self._stream = self._stream, None
-        self._requests.restart(iter(()))
-        self._midway = False
-        # Called here, and not left to the garbage collector: a suspended `batches` may hold the
-        # stream too, and the process would live as long as it does.
-        shutdown = getattr(stream, "_shutdown_workers", None)
-        if shutdown is not None:
-            shutdown()
-
-    def _at(self, share: Share, upcoming: Callable[[], Iterator[Share]]) -> Iterator[Any]:
-        """The loader's micro-batches, with `share`'s first one next."""
-        taken = self._requests.taken
-        # The stream goes on only if it stands at the first micro-batch of this very share, and that
-        # was read after the calls of `set_epoch` that are due.
-        due = share, self._epochs.calls(share.epoch)
-        if self._stream is not None and taken and taken[0] == due and not self._midway:
-            return self._stream
-        ahead = upcoming() if self._parallel else iter(())
-        self._requests.restart(_chain(share, ahead))
-        return self._begun()
-
-    def _begun(self) -> Iterator[Any]:
-        """An iteration of the loader over what was requested."""
-        loader = self._open_loader()
-        if not self._parallel:
-            return iter(loader)
-        if self._stream is None:
-            raise RuntimeError("call open() before the first batch: it starts the process")
-        self._stream = iter(loader)
-        return self._stream
-
-    def _next(self, stream: Iterator[Any]) -> Any:
-        """What is loaded next; the script's random generators keep their states."""
-        if self._parallel:
-            return next(stream)
-        states = rng.capture(_CPU)
-        try:
-            return next(stream)
-        finally:
-            rng.restore(states, _CPU)
+        self._shares.enter(epoch, ends_with_data=self.dataset_size is None)
 
     def _note_end(self, epoch: int, end: int | None) -> None:
         if end is None or self.dataset_size is not None:
@@ -320,7 +244,7 @@ class StreamFeeder:
 
     def _wanted(self, share: Share) -> list[Wanted] | None:
         """The micro-batches of a share that is asked for, or read ahead; None: it can't be yet."""
-        if share.epoch != self._epoch and not processes_stay(self._given):
+        if share.epoch != self._shares.epoch and not processes_stay(self._given):
             return None
         seed = splitmix64(splitmix64((splitmix64(self._seed) + share.epoch) & _U64))
         calls = self._epochs.calls(share.epoch)
@@ -349,11 +273,6 @@ class StreamFeeder:
         stop = share.batch.stop if share.batch is not None and self._whole == 1 else None
         return stop if share.ranges[-1].stop == stop else None
 
-    def _open_loader(self) -> DataLoader[Any]:
-        if self._loader is None:
-            raise RuntimeError("the feeder is closed")
-        return self._loader
-
 
 def _empty(stream: Any, epoch: int, whole: int) -> ValueError:
     name = type(stream).__name__
@@ -369,11 +288,6 @@ def _empty(stream: Any, epoch: int, whole: int) -> ValueError:
 def _after(pieces: list[Ranges], number: int) -> Ranges:
     """The positions of the pieces from a number on."""
     return tuple(part for piece in pieces[number:] for part in piece)
-
-
-def _chain(share: Share, upcoming: Iterator[Share]) -> Iterator[Share]:
-    yield share
-    yield from upcoming
 
 
 def feeder_for(

@@ -6,8 +6,7 @@ positions, and its collate function gets what the reader read.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,12 +15,11 @@ import torch
 from torch.utils.data import DataLoader, Sampler, get_worker_info
 
 from andon_trainer.data.dataset_epochs import EpochCalls, set_changes
-from andon_trainer.data.feed import Share
 from andon_trainer.data.loader import loading_options
 from andon_trainer.data.stream_digest import stream_digest
 from andon_trainer.data.stream_reader import StreamPiece, StreamReader, Wanted, copy_of
 
-__all__ = ["Probe", "Requests", "StreamSource", "rebuild"]
+__all__ = ["Probe", "StreamSource", "rebuild"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,38 +99,8 @@ class _InitProcess:
             self._init(worker)
 
 
-class Requests(Sampler[Any]):
-    """What the DataLoader asks the reader for: micro-batches of shares, or a digest."""
-
-    def __init__(self, wanted: Callable[[Share], list[Wanted] | None]) -> None:
-        """`wanted` gives a share's micro-batches, or None if it can't be foreseen."""
-        self._wanted = wanted
-        self._shares: Iterator[Share | Probe] = iter(())
-        self.taken: deque[tuple[Share, EpochCalls]] = deque()
-        """Shares that torch has asked for, each with the calls that hold for it; the first is what
-        it yields next."""
-
-    def restart(self, shares: Iterator[Share | Probe]) -> None:
-        """Makes the next iteration go over these shares."""
-        self._shares = shares
-        self.taken.clear()
-
-    def __iter__(self) -> Iterator[Any]:
-        """Goes over the shares that `restart` was given last."""
-        for share in self._shares:
-            if isinstance(share, Probe):
-                yield share
-                continue
-            wanted = self._wanted(share)
-            if wanted is None:
-                return
-            if wanted:  # Else this rank has no positions in that step.
-                self.taken.append((share, wanted[0].calls))
-            yield from wanted
-
-
 def rebuild(
-    loader: DataLoader[Any], source: StreamSource, requests: Requests, seed: int
+    loader: DataLoader[Any], source: StreamSource, requests: Sampler[Any], seed: int
 ) -> DataLoader[Any]:
     """The script's loader over a reader, with a loading process that stays."""
     options = loading_options(loader)
