@@ -27,10 +27,12 @@ FLOAT32: Any = np.float32
 class Group:
     """A group whose session goes on for a moment after a fault, as until the service has it."""
 
-    over = None
-
     def __init__(self) -> None:
         self.faults: list[RankFault] = []
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.faults)
 
     def look(self, awaited: Sequence[int]) -> None:
         raise TimeoutError(f"{awaited} never come")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from andon.protocol.peer_calls import CallKind, PendingCall, group_number, sends_number
-from andon.protocol.sessions import RankFault, SessionOver
+from andon.protocol.sessions import RankFault
 from andon_trainer.core.collectives import plan_of
 from andon_trainer.core.group_calls import GroupCalls
 from andon_trainer.core.peer_effects import sizes_of
@@ -196,9 +196,9 @@ class PeerGroup:
                 self._leaving.add(rank)
 
     @property
-    def over(self) -> SessionOver | None:
-        """Why the session is over."""
-        return self.session.over
+    def stopped(self) -> bool:
+        """Whether the session can't go on, as a collective has shown, or is over."""
+        return self.lanes.collectives.failed or self.session.over is not None
 
     def ended(self, call: OpenCall) -> None:
         """A call has ended well."""

@@ -21,7 +21,7 @@ import numpy as np
 from andon.host.arena import SharedMemoryUnavailable
 from andon.protocol.halts import describe_value
 from andon.protocol.peer_calls import PendingCall
-from andon.protocol.sessions import RankFault, SessionEnd, SessionOver
+from andon.protocol.sessions import RankFault, SessionEnd
 from andon_trainer.core.announcement import Announcement
 from andon_trainer.core.peer_work import Work
 from andon_trainer.errors import CallTimedOut, SessionEnded
@@ -41,8 +41,11 @@ class HostGroup(Protocol):
     """What these calls need of their group."""
 
     @property
-    def over(self) -> SessionOver | None:
-        """Why the session is over."""
+    def stopped(self) -> bool:
+        """Whether the session can't go on, as a call has shown, or is over.
+
+        Then no call is made: what it gave would be taken for what the failed one lacks.
+        """
 
     def look(self, awaited: Sequence[int]) -> None:
         """What to do while ranks are waited for; raises if that is in vain."""
@@ -86,9 +89,6 @@ class HostCalls:
         """The call that is being made."""
         self._broken: BaseException | None = None
         """Why no further call can be made."""
-        self._faulty = False
-        """Whether a call has shown that the session can't go on. Then no other one is made: what it
-        gave would be taken for what the first one lacks."""
         self._usable = True
         self._wakes: queue.SimpleQueue[str] = queue.SimpleQueue()
         """`work`, or `close`."""
@@ -157,8 +157,7 @@ class HostCalls:
     def _make_next(self, deadline: float | None, timeout_s: float | None) -> bool:
         """Makes the oldest call; False if there is none, or if none can be made."""
         with self._lock:
-            usable = self._usable and not self._faulty and self._group.over is None
-            if not self._waiting or not usable:
+            if not self._waiting or not self._usable or self._group.stopped:
                 return False
             self._present = self._waiting.popleft()
         number, call = self._present
@@ -201,7 +200,6 @@ class HostCalls:
             call.end(error)
             return True
         except Exception as error:
-            self._faulty = True
             self._group.faulty(call, self._fault_of(call.work, error))
         except BaseException as error:
             # Somebody wants the script to end. The call is half made, and none can follow it.
