@@ -39,6 +39,7 @@ class TakesGrains:
     """The scale that gradients have; None: they have none."""
     _sums: GrainSums
     _grain_buffers: GrainBuffers
+    clock: ComputeClock
     verification: Verification
 
     def put_away(self) -> None:
@@ -70,6 +71,24 @@ class TakesGrains:
             self.verification.begin(grains)
         else:
             self.verification.end()  # Of an attempt that was void before anything was attested.
+
+    def _go_back(self, loss: torch.Tensor | None) -> None:
+        """Runs the step's last backward, if there is one, and stops the clock."""
+        if loss is not None:
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+        self.clock.done()
+
+    def _take_last(self, loss: torch.Tensor | None, last: tuple[int, float] | None) -> None:
+        """Runs the last backward, and takes its grain; nothing leaves meanwhile."""
+        self._grain_buffers.check()
+        self._go_back(loss)
+        if last is not None:
+            self.take_grain(*last)
+
+    def _drop_sums(self) -> None:
+        """The step is committed."""
+        self._sums.clear()
+        self.verification.end()
 
     @property
     def _unscale(self) -> torch.Tensor | None:
@@ -145,8 +164,7 @@ class LineGrains(TakesGrains, OverLine):
         """Sets the buffers that came with the mean."""
         self._grain_buffers.committed()
         self._averaging.committed(moves_weights=not overflow)
-        self._sums.clear()
-        self.verification.end()
+        self._drop_sums()
 
     @property
     def _follow(self) -> bool:
@@ -163,10 +181,6 @@ class LineGrains(TakesGrains, OverLine):
     def _drop_followers(self) -> None:
         self._grain_buffers.drop()
         self.checks.means.drop()  # Of a round that became void behind its averages.
-
-    def _go_back(self, loss: torch.Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
-        self.clock.done()
 
     def _keep_unsent(self, loss: torch.Tensor | None, last: tuple[int, float] | None) -> None:
         """The round was void before anything was sent. The grain is a part of the next one."""
@@ -197,10 +211,8 @@ class LineGrains(TakesGrains, OverLine):
         for block in self._blocks if self._nodes else ():
             self._staging.stage(block)
             self._send_block(block, None)
-        if loss is None:
-            self.clock.done()
-        else:
-            self._go_back(loss)
+        self._go_back(loss)
+        if loss is not None:
             self._tap.clear()
 
     def _send_block(self, block: int, _flat: torch.Tensor | None) -> None:
@@ -245,12 +257,7 @@ class SoloGrains(TakesGrains, SoloGate):
         self, nodes: tuple[NodePart, ...], loss: torch.Tensor | None, last: tuple[int, float] | None
     ) -> Averaged | None:
         """See `GrainAverager`; this worker has all grains."""
-        self._grain_buffers.check()
-        if loss is not None:
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
-        self.clock.done()
-        if last is not None and loss is not None:
-            self.take_grain(*last)
+        self._take_last(loss, last)
         self.overflowed = False
         total = sum_in_order(part.weight for part in nodes)
         if self._sums.hashes is not None:
@@ -263,8 +270,7 @@ class SoloGrains(TakesGrains, SoloGate):
     def committed(self, *, overflow: bool = False) -> None:
         """Sets the statistics that the grains made."""
         self._grain_buffers.committed()
-        self._sums.clear()
-        self.verification.end()
+        self._drop_sums()
 
     def _put_mean(self, total: float) -> None:
         assert self._grains is not None

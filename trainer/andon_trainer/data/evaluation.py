@@ -85,16 +85,16 @@ class Coverage:
         """Notes what a loader's split divided."""
         self._units = units
 
-    def lacks(self, contributors: int | Collection[int], round_: Key | None) -> bool:
-        """Whether a mean has fewer contributors than there are shares.
+    def lacks_any(self, ranks: Collection[int], round_: Key | None) -> bool:
+        """Whether a rank with a share is not among these, which gave something; see `lacks`."""
+        return self.lacks(len(set(self._ranks).intersection(ranks)), round_)
 
-        `contributors` are their ranks, or how many they are.
+    def lacks(self, contributors: int, round_: Key | None) -> bool:
+        """Whether a mean has fewer contributors than there are shares.
 
         A mean after a later round is of something else. A worker that came since has split nothing,
         and whoever asks who is left makes a call that all others make, too.
         """
-        if not isinstance(contributors, int):
-            contributors = len(set(contributors).intersection(self._ranks))
         lacks = round_ == self._at and contributors < len(self._ranks)
         # It stays so until the next split: a gather of what is left does not make it whole.
         self.complete = self.complete and not lacks

@@ -116,7 +116,11 @@ class LeaderGrains(OfHost, LineGrains):
         self, loss: torch.Tensor | None, last: tuple[int, float] | None, *, sends: bool
     ) -> None:
         """Makes the host's sums, and sends each block as soon as it is whole."""
-        self._take_last(loss, last)
+        self._go_back(loss)
+        if last is not None:
+            self.take_grain(*last)
+        elif loss is not None:
+            self._tap.clear()
         # Of a failure of the leader's the others hear in this meeting: they close nothing for it.
         brought = self._hand_over.meet()
         with closing_if_raising(self._group):
@@ -126,19 +130,12 @@ class LeaderGrains(OfHost, LineGrains):
                     self._send_block(block, None)
         self._handed_over = True
 
-    def _take_last(self, loss: torch.Tensor | None, last: tuple[int, float] | None) -> None:
-        if loss is None:
-            self.clock.done()
-            return
+    def _go_back(self, loss: torch.Tensor | None) -> None:
         try:
-            self._go_back(loss)
+            super()._go_back(loss)
         except BaseException:
             self._member.abandon("backward raised")
             raise
-        if last is None:
-            self._tap.clear()
-        else:
-            self.take_grain(*last)
 
 
 class FollowerGrains(OfHost, TakesGrains):
@@ -184,12 +181,7 @@ class FollowerGrains(OfHost, TakesGrains):
     ) -> Averaged | None:
         """See `GrainAverager`; the leader exchanges the host's `nodes`."""
         with closing_if_raising(self._group):
-            self._grain_buffers.check()
-            if loss is not None:
-                loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
-            self.clock.done()
-            if last is not None:
-                self.take_grain(*last)
+            self._take_last(loss, last)
         self._hand_over.meet()
         with closing_if_raising(self._group):
             self._hand_over.send()
@@ -206,8 +198,7 @@ class FollowerGrains(OfHost, TakesGrains):
         """Takes over the leader's statistics."""
         self.put_away()
         self._passing.pass_statistics()
-        self._sums.clear()
-        self.verification.end()
+        self._drop_sums()
 
     def close(self) -> None:
         """Removes the hooks from the parameters; a second call does nothing."""

@@ -116,7 +116,7 @@ class Together:
                 self._compare(session.member, told)
             for each in told:
                 tallies.take(each)
-            if self.coverage.lacks(found, assigned.key):
+            if self.coverage.lacks_any(found, assigned.key):
                 self.coverage.shrink(list(found), assigned.key)
 
     def _place(self, assigned: Assigned | None) -> EvaluationShare:
@@ -266,7 +266,7 @@ class Together:
         if assigned is None:
             return [unpack(pack(value))]  # See `_place`: it evaluates everything.
         found = self._gather_bytes(pack(value))
-        if self.coverage.lacks(found, assigned.key):
+        if self.coverage.lacks_any(found, assigned.key):
             self.coverage.lost(list(found), assigned.key)
         return [unpack(each) for parts in found.values() for each in parts]
 
