@@ -42,7 +42,7 @@ from schedules import write_rows
 from service import Service, serving
 
 from andon.protocol.slowness import CodeLine, Explanation, ProcessFacts, Slowness, SlowPhase
-from andon_coordinator.core.slow_words import SlowCause, cause_of
+from andon_coordinator.core.slow_cause import SlowCause, cause_of
 
 __all__ = ["StallKind", "StallSpec"]
 

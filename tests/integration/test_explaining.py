@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import sys
 import threading
 from queue import SimpleQueue
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
 
+from andon.protocol.records import PositionRange
 from andon.protocol.slowness import Explanation, SlowPhase
 from andon.v1 import coordinator_pb2 as pb
+from andon_trainer.data.feed import Share
+from andon_trainer.data.feeder import LoaderFeeder
 from andon_trainer.exchange.control.control import ControlStream
 from andon_trainer.exchange.control.explaining import Explainer
 from andon_trainer.exchange.control.heartbeats import ScalarOutbox
@@ -54,3 +60,45 @@ def test_the_line_of_a_call_that_kept_the_interpreters_lock_is_known_after_it() 
     assert answer.facts.held_s > 0.5
     assert answer.guilty is not None
     assert answer.guilty.line == called
+
+
+class Slow(Dataset[torch.Tensor]):
+    """One sample, which is there only once somebody has been told why it is not."""
+
+    def __init__(self, method: str) -> None:
+        context = multiprocessing.get_context(method)
+        self.began, self.told = context.Event(), context.Event()
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.began.set()
+        assert self.told.wait(60)
+        return torch.zeros(1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: files in memory")
+def test_the_line_that_a_loading_process_is_in_is_the_one_that_the_worker_waits_for() -> None:
+    explainer, dataset = Explainer(gpu=lambda: None), Slow("fork")
+    loader = DataLoader(dataset, num_workers=1, multiprocessing_context="fork")
+    feeder = LoaderFeeder.from_loader(loader, seed=7)
+    answers: SimpleQueue[Explanation] = SimpleQueue()
+
+    def ask() -> None:
+        assert dataset.began.wait(60)
+        answers.put(explainer.explain(1, ""))
+        dataset.told.set()
+
+    feeder.open()
+    asking = threading.Thread(target=ask)
+    asking.start()
+    (batch,) = feeder.batches(Share(0, (PositionRange(0, 1),)), lambda: iter(()))
+    asking.join()
+    feeder.close()
+
+    answer = answers.get(timeout=10)
+    assert len(batch.batch) == 1
+    assert (answer.phase, answer.loads is not None) == (SlowPhase.DATA, True)
+    assert answer.guilty is not None
+    assert answer.guilty.function == "__getitem__"

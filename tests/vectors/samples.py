@@ -435,6 +435,17 @@ def _facts() -> pb.ProcessFacts:
         gpu_most_mhz=1980.0,
         gpu_throttled="thermal",
         held_s=1.25,
+        threads_waited=1.75,
+        allowed_cores=2.5,
+        throttled=0.375,
+        stolen_cores=0.75,
+        cpu_pressure=0.8125,
+        memory_pressure=0.4375,
+        disk_pressure=0.3125,
+        busiest="python3 (5 processes, such as 4711)",
+        busiest_cores=2.75,
+        largest="java (process 812)",
+        largest_bytes=2**33,
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from andon.protocol.limits import clipped, on_one_line
 
 __all__ = [
+    "LOADING",
     "MAX_STACKS",
     "MAX_STACK_LINES",
     "CodeLine",
@@ -26,6 +27,8 @@ __all__ = [
 
 MAX_STACKS = 4
 MAX_STACK_LINES = 24
+LOADING = "loading process"
+"""The name of a loading process's stack begins so; its number follows."""
 _MAX_FILE_BYTES, _MAX_FUNCTION_BYTES = 200, 100
 
 
@@ -103,6 +106,17 @@ class ProcessFacts:
     gpu_most_mhz: float | None = None
     gpu_throttled: str = ""
     held_s: float = 0.0
+    threads_waited: float | None = None
+    allowed_cores: float | None = None
+    throttled: float | None = None
+    stolen_cores: float | None = None
+    cpu_pressure: float | None = None
+    memory_pressure: float | None = None
+    disk_pressure: float | None = None
+    busiest: str = ""
+    busiest_cores: float | None = None
+    largest: str = ""
+    largest_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +136,26 @@ class Explanation:
         """The innermost line of the user's own code; None: no thread is in any.
 
         Backward calls hooks on threads of its own, so the script's thread comes first, and others
-        count only where it is in no code of the user below PyTorch's backward.
+        count only where it is in no code of the user below PyTorch's backward. A worker tells of
+        loading processes only where its script waits for them: then they are what it waits for.
         """
         if not self.stacks:
             return None
         script, *others = self.stacks
+        if self.loads is not None:
+            return _innermost_own(self.loads)
         mine = _innermost_own(script)
         if self.phase is SlowPhase.BACKWARD and (mine is None or _is_in_backward(script)):
             mine = next((found for each in others if (found := _innermost_own(each))), mine)
         return mine
+
+    @property
+    def loads(self) -> ThreadStack | None:
+        """The loading process that is in code of the user; None: none, or it is not known."""
+        if self.phase is not SlowPhase.DATA:
+            return None
+        loading = (each for each in self.stacks if each.thread.startswith(f"{LOADING} "))
+        return next((each for each in loading if _innermost_own(each) is not None), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,11 +200,11 @@ def _bounded_stack(stack: ThreadStack) -> ThreadStack:
 
 
 def _bounded_facts(facts: ProcessFacts) -> ProcessFacts:
-    kept: dict[str, object] = {
-        "gpu_throttled": on_one_line(clipped(facts.gpu_throttled, _MAX_FUNCTION_BYTES))
-    }
+    kept: dict[str, object] = {}
     for each in fields(facts):
         value = getattr(facts, each.name)
+        if isinstance(value, str):
+            kept[each.name] = on_one_line(clipped(value, _MAX_FUNCTION_BYTES))
         if isinstance(value, float) and not 0.0 <= value < math.inf:
             kept[each.name] = each.default
     return replace(facts, **kept)  # type: ignore[arg-type]  # each value is its field's default

@@ -876,7 +876,7 @@ class ThreadStack(_message.Message):
     def __init__(self, thread: _Optional[str] = ..., lines: _Optional[_Iterable[_Union[CodeLine, _Mapping]]] = ...) -> None: ...
 
 class ProcessFacts(_message.Message):
-    __slots__ = ("apart_s", "script_cores", "process_cores", "child_cores", "children", "waited_for_core", "host_busy_cores", "host_cores", "major_faults", "swapped_in", "swap_bytes", "memory_bytes", "free_bytes", "waited_for_disk", "disk_bytes", "retransmitted", "unsent_bytes", "delivered", "gpu_mhz", "gpu_most_mhz", "gpu_throttled", "held_s")
+    __slots__ = ("apart_s", "script_cores", "process_cores", "child_cores", "children", "waited_for_core", "host_busy_cores", "host_cores", "major_faults", "swapped_in", "swap_bytes", "memory_bytes", "free_bytes", "waited_for_disk", "disk_bytes", "retransmitted", "unsent_bytes", "delivered", "gpu_mhz", "gpu_most_mhz", "gpu_throttled", "held_s", "threads_waited", "allowed_cores", "throttled", "stolen_cores", "cpu_pressure", "memory_pressure", "disk_pressure", "busiest", "busiest_cores", "largest", "largest_bytes")
     APART_S_FIELD_NUMBER: _ClassVar[int]
     SCRIPT_CORES_FIELD_NUMBER: _ClassVar[int]
     PROCESS_CORES_FIELD_NUMBER: _ClassVar[int]
@@ -899,6 +899,17 @@ class ProcessFacts(_message.Message):
     GPU_MOST_MHZ_FIELD_NUMBER: _ClassVar[int]
     GPU_THROTTLED_FIELD_NUMBER: _ClassVar[int]
     HELD_S_FIELD_NUMBER: _ClassVar[int]
+    THREADS_WAITED_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_CORES_FIELD_NUMBER: _ClassVar[int]
+    THROTTLED_FIELD_NUMBER: _ClassVar[int]
+    STOLEN_CORES_FIELD_NUMBER: _ClassVar[int]
+    CPU_PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    DISK_PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    BUSIEST_FIELD_NUMBER: _ClassVar[int]
+    BUSIEST_CORES_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_BYTES_FIELD_NUMBER: _ClassVar[int]
     apart_s: float
     script_cores: float
     process_cores: float
@@ -921,7 +932,18 @@ class ProcessFacts(_message.Message):
     gpu_most_mhz: float
     gpu_throttled: str
     held_s: float
-    def __init__(self, apart_s: _Optional[float] = ..., script_cores: _Optional[float] = ..., process_cores: _Optional[float] = ..., child_cores: _Optional[float] = ..., children: _Optional[int] = ..., waited_for_core: _Optional[float] = ..., host_busy_cores: _Optional[float] = ..., host_cores: _Optional[int] = ..., major_faults: _Optional[float] = ..., swapped_in: _Optional[float] = ..., swap_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., waited_for_disk: _Optional[float] = ..., disk_bytes: _Optional[float] = ..., retransmitted: _Optional[int] = ..., unsent_bytes: _Optional[int] = ..., delivered: _Optional[float] = ..., gpu_mhz: _Optional[float] = ..., gpu_most_mhz: _Optional[float] = ..., gpu_throttled: _Optional[str] = ..., held_s: _Optional[float] = ...) -> None: ...
+    threads_waited: float
+    allowed_cores: float
+    throttled: float
+    stolen_cores: float
+    cpu_pressure: float
+    memory_pressure: float
+    disk_pressure: float
+    busiest: str
+    busiest_cores: float
+    largest: str
+    largest_bytes: int
+    def __init__(self, apart_s: _Optional[float] = ..., script_cores: _Optional[float] = ..., process_cores: _Optional[float] = ..., child_cores: _Optional[float] = ..., children: _Optional[int] = ..., waited_for_core: _Optional[float] = ..., host_busy_cores: _Optional[float] = ..., host_cores: _Optional[int] = ..., major_faults: _Optional[float] = ..., swapped_in: _Optional[float] = ..., swap_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., waited_for_disk: _Optional[float] = ..., disk_bytes: _Optional[float] = ..., retransmitted: _Optional[int] = ..., unsent_bytes: _Optional[int] = ..., delivered: _Optional[float] = ..., gpu_mhz: _Optional[float] = ..., gpu_most_mhz: _Optional[float] = ..., gpu_throttled: _Optional[str] = ..., held_s: _Optional[float] = ..., threads_waited: _Optional[float] = ..., allowed_cores: _Optional[float] = ..., throttled: _Optional[float] = ..., stolen_cores: _Optional[float] = ..., cpu_pressure: _Optional[float] = ..., memory_pressure: _Optional[float] = ..., disk_pressure: _Optional[float] = ..., busiest: _Optional[str] = ..., busiest_cores: _Optional[float] = ..., largest: _Optional[str] = ..., largest_bytes: _Optional[int] = ...) -> None: ...
 
 class Explanation(_message.Message):
     __slots__ = ("number", "phase", "detail", "stacks", "facts")

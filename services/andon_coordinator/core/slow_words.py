@@ -1,13 +1,10 @@
 """Slow words: readings of a slow worker as a sentence: whose fault, the fact, the remedy.
 
-Pure. What surrounds a process explains more than the line that it is in: a process that waits for
-a core, for a page or for its GPU's clock is slow wherever it is. So those are looked for first,
-and the line is named with each.
+Pure. Whatever the cause is, the line of code is named with it.
 """
 
 from __future__ import annotations
 
-import enum
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,25 +12,21 @@ from dataclasses import dataclass
 from andon.protocol.limits import clipped
 from andon.protocol.slowness import CodeLine, Explanation, ProcessFacts, SlowPhase
 from andon_coordinator.core.events import Activity, ProcessUse, StepTimings
+from andon_coordinator.core.slow_cause import (
+    COMPUTES,
+    SLEEPS,
+    SlowCause,
+    cause_of,
+    other_cores,
+    own_cores,
+    waited_for_core,
+)
 
-__all__ = ["UNSENT_BYTES", "SlowCause", "by_heartbeat", "by_timings", "cause_of", "sentence"]
-
-_HELD_S = 0.7
-"""So long a thread does not wait for a switch of threads alone."""
-_SHORT_OF_CORES = 0.2
-"""A thread that waits for a core for so much of its time would be faster with more of them."""
-_BUSY_OTHERS = 0.5
-"""Cores that others keep busy, from which on they are a cause."""
-_FAULTS = 50.0
-"""Major page faults a second; each takes a tenth of a millisecond to ten."""
-_SWAPPED_IN = 2.0**20
-_WAITS_FOR_DISK = 0.2
-_THROTTLED = 0.8
-"""A GPU below this part of its greatest clock is slow, if it says that something holds it back."""
-_SLEEPS, _COMPUTES = 0.15, 0.6
-"""Cores that a thread uses which sleeps, or computes."""
-UNSENT_BYTES = 2**16
-"""What waits to be sent on a connection that is too slow; less is on its way on any one."""
+__all__ = [
+    "by_heartbeat",
+    "by_timings",
+    "sentence",
+]
 
 _PLACES = {
     SlowPhase.DATA: "its data loading",
@@ -47,54 +40,15 @@ _PLACES = {
 }
 
 
-class SlowCause(enum.Enum):
-    """What makes a worker slow, as far as its readings say."""
-
-    LOCK = "lock"
-    """Nothing of the process but one call ran."""
-    NEIGHBOUR = "neighbour"
-    """Other programs of its host take its cores."""
-    CORES = "cores"
-    """It has more threads and processes than cores."""
-    MEMORY = "memory"
-    """Pages come back from a disk."""
-    GPU = "gpu"
-    """Its GPU holds itself back."""
-    NETWORK = "network"
-    DISK = "disk"
-    SCRIPT = "script"
-    """The code that it is in."""
-
-
-def cause_of(answer: Explanation) -> SlowCause:
-    """The cause that readings tell of; SCRIPT if nothing but its own code is to be seen."""
-    facts = answer.facts
-    if facts.held_s >= _HELD_S:
-        return SlowCause.LOCK
-    # Before the wait for a core: a thread that waits for pages competes for the disk, too.
-    faults, swapped = facts.major_faults or 0.0, facts.swapped_in or 0.0
-    if faults >= _FAULTS or (facts.swap_bytes and swapped >= _SWAPPED_IN):
-        return SlowCause.MEMORY
-    if facts.gpu_throttled and _clock(facts) < _THROTTLED:
-        return SlowCause.GPU
-    if (facts.waited_for_core or 0.0) >= _SHORT_OF_CORES:
-        return SlowCause.NEIGHBOUR if _others(facts) >= _BUSY_OTHERS else SlowCause.CORES
-    if (facts.waited_for_disk or 0.0) >= _WAITS_FOR_DISK:
-        return SlowCause.DISK
-    if answer.phase is SlowPhase.EXCHANGE and (
-        (facts.unsent_bytes or 0) >= UNSENT_BYTES or facts.retransmitted
-    ):
-        return SlowCause.NETWORK
-    return SlowCause.DISK if answer.phase is SlowPhase.DISK else SlowCause.SCRIPT
-
-
 def sentence(worker: int, answer: Explanation) -> str:
     """Whose fault it is that the others wait, the fact, and the remedy."""
     who, at = f"worker {worker}", _at(answer.guilty)
     facts, place = answer.facts, _PLACES[answer.phase]
     if answer.detail and answer.phase in (SlowPhase.SCRIPT, SlowPhase.UNSPECIFIED):
         place = f'"{answer.detail}"'
-    return clipped(_SAID[cause_of(answer)](_Told(who, at, place, answer.phase, facts)))
+    if answer.loads is not None:
+        at += " in a loading process"
+    return clipped(_SAID[cause_of(answer)](_Told(who, at, place, answer, facts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +56,18 @@ class _Told:
     who: str
     at: str
     place: str
-    phase: SlowPhase
+    answer: Explanation
     facts: ProcessFacts
+
+    @property
+    def phase(self) -> SlowPhase:
+        """In which part of its work it is."""
+        return self.answer.phase
+
+    @property
+    def waited(self) -> str:
+        """For how much of the time it waited for a core."""
+        return f"it waited for a core {_percent(waited_for_core(self.answer))} of the time"
 
 
 def _of_lock(told: _Told) -> str:
@@ -117,25 +81,45 @@ def _of_lock(told: _Told) -> str:
 def _of_neighbour(told: _Told) -> str:
     facts = told.facts
     return (
-        f"{told.who} is short of processor in {told.place}{told.at}: it waited for a core "
-        f"{_percent(facts.waited_for_core)} of the time, while other programs of its host kept "
-        f"{_others(facts):.1f} of {facts.host_cores} cores busy. Stop those, or move the worker"
+        f"{told.who} is short of processor in {told.place}{told.at}: {told.waited}, while other "
+        f"programs of its host kept {other_cores(facts):.1f} of {facts.host_cores} cores busy"
+        f"{_busiest(facts)}. Stop those, or move the worker"
     )
 
 
 def _of_cores(told: _Told) -> str:
     facts = told.facts
     return (
-        f"{told.who} is short of processor in {told.place}{told.at}: it waited for a core "
-        f"{_percent(facts.waited_for_core)} of the time, and its own threads and processes take "
-        f"them all ({_own(facts):.1f} of {facts.host_cores} cores). Use fewer threads or loading "
-        "processes, or fewer workers on this host"
+        f"{told.who} is short of processor in {told.place}{told.at}: {told.waited}, and its own "
+        f"threads and processes take them all ({own_cores(facts):.1f} of {_allowed(facts)} cores). "
+        "Use fewer threads or loading processes, or fewer workers on this host"
+    )
+
+
+def _of_quota(told: _Told) -> str:
+    facts = told.facts
+    return (
+        f"{told.who} is short of processor in {told.place}{told.at}: its container may use "
+        f"{_allowed(facts)} cores, and was held back {_percent(facts.throttled)} of the time. "
+        "Raise that limit (cpu.max, `docker run --cpus`, resources.limits.cpu), or use fewer "
+        "threads and loading processes"
+    )
+
+
+def _of_stolen(told: _Told) -> str:
+    facts = told.facts
+    return (
+        f"{told.who} is short of processor in {told.place}{told.at}: its host is virtual, and "
+        f"others took {facts.stolen_cores or 0.0:.1f} of its {facts.host_cores} cores. "
+        "Move the worker, or take a machine whose cores are its own"
     )
 
 
 def _of_memory(told: _Told) -> str:
     facts = told.facts
     swapped = f", {_size(facts.swap_bytes)} of it are swapped out" if facts.swap_bytes else ""
+    if (facts.largest_bytes or 0) > (facts.memory_bytes or 0):
+        swapped += f"; most of its host's memory, {_size(facts.largest_bytes)}, has {facts.largest}"
     return (
         f"{told.who} waits for memory in {told.place}{told.at}: "
         f"{facts.major_faults or 0.0:.0f} pages a second come back from a disk{swapped}. Use less "
@@ -183,16 +167,16 @@ def _of_disk(told: _Told) -> str:
 def _of_script(told: _Told) -> str:
     facts, does = told.facts, _does(told.facts)
     if told.phase is SlowPhase.DATA:
-        some = ""
         if facts.children:
-            some = f", and {facts.children} loading processes use {facts.child_cores or 0.0:.1f}"
-        more = "more loading processes (num_workers)" if not facts.children else "faster ones"
+            some = f"{facts.children} loading processes use {facts.child_cores or 0.0:.1f} cores"
+            does = some if told.answer.loads is not None else f"{does}, and {some}"
+        more = "more loading processes (num_workers)"
         remedy = f"Make that faster, or load ahead with {more}"
-        return f"{told.who} waits for data{told.at}: {does}{some}. {remedy}"
+        return f"{told.who} waits for data{told.at}: {does}. {remedy}"
     if told.phase is SlowPhase.EXCHANGE:
         return f"{told.who} is in the exchange{told.at}: {does}. Look at its network"
     remedy = "Look at what it does there"
-    sleeps = facts.script_cores is not None and facts.script_cores <= _SLEEPS
+    sleeps = facts.script_cores is not None and facts.script_cores <= SLEEPS
     if sleeps:
         remedy = "Look at what it waits for there: a lock, a sleep, another program"
     elif told.phase in (SlowPhase.FORWARD, SlowPhase.BACKWARD):
@@ -206,6 +190,8 @@ _SAID: dict[SlowCause, Callable[[_Told], str]] = {
     SlowCause.LOCK: _of_lock,
     SlowCause.NEIGHBOUR: _of_neighbour,
     SlowCause.CORES: _of_cores,
+    SlowCause.QUOTA: _of_quota,
+    SlowCause.STOLEN: _of_stolen,
     SlowCause.MEMORY: _of_memory,
     SlowCause.GPU: _of_gpu,
     SlowCause.NETWORK: _of_network,
@@ -283,25 +269,24 @@ def _does(facts: ProcessFacts) -> str:
     cores = facts.script_cores
     if cores is None:
         return "nobody knows what it does"
-    word = "sleeping" if cores <= _SLEEPS else "computing" if cores >= _COMPUTES else "waiting"
+    word = "sleeping" if cores <= SLEEPS else "computing" if cores >= COMPUTES else "waiting"
     return f"{word} ({cores * 100:.0f} % of a core used)"
+
+
+def _busiest(facts: ProcessFacts) -> str:
+    """What takes the cores, as far as the worker sees it."""
+    seen = facts.busiest_cores or 0.0
+    if not facts.busiest or seen < other_cores(facts) / 4:
+        return ", which it can't see (of another user, or outside its container)"
+    return f", {seen:.1f} of them {facts.busiest}"
+
+
+def _allowed(facts: ProcessFacts) -> str:
+    return f"{facts.allowed_cores or facts.host_cores:.3g}"
 
 
 def _rate(facts: ProcessFacts) -> str:
     return f", {_size(facts.disk_bytes)} a second" if facts.disk_bytes else ""
-
-
-def _own(facts: ProcessFacts) -> float:
-    return (facts.process_cores or 0.0) + (facts.child_cores or 0.0)
-
-
-def _others(facts: ProcessFacts) -> float:
-    return max(0.0, (facts.host_busy_cores or 0.0) - _own(facts))
-
-
-def _clock(facts: ProcessFacts) -> float:
-    """The GPU's clock as a part of its greatest; 0 if it is not known, and only said to be low."""
-    return (facts.gpu_mhz or 0.0) / facts.gpu_most_mhz if facts.gpu_most_mhz else 0.0
 
 
 def _percent(part: float | None) -> str:

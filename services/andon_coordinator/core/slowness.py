@@ -5,8 +5,11 @@ Theory of operation. A round that is open for longer than rounds were of late is
 somebody holds it up. Who that is can't be told from here: with an all-reduce nobody is ready before
 the slowest has sent. So the members are asked what they do (`SendExplain`), those first that say
 that they still work. The ones whose scripts wait in the exchange wait for the others; the rest is
-what they wait for. If all of them wait, it is the network, and the culprit is who has most to send.
-If none of them waits, the line is slow as a whole, and nobody holds up anybody.
+what they wait for. If all of them wait, or none, the scripts tell nothing: then who lacks most on
+its host (processor, memory) holds the line up, one worker of each host, since the stack of a worker
+that is short of processor may be anywhere. If no host lacks anything, and all wait, it is the
+network, and the culprit is who has most to send; and if none waits, the line is slow as a whole,
+and nobody holds up anybody.
 
 Without a round, the line waits for those that have not asked for work though another one has.
 
@@ -22,7 +25,7 @@ are for people, and a worker may lie in them. People are told of each; the journ
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from andon.protocol.capabilities import EXPLAINS
 from andon.protocol.records import Key
@@ -32,7 +35,8 @@ from andon_coordinator.core.events import ExplanationArrived
 from andon_coordinator.core.lateness import LEAST_S, STEPS, Question, late_after_s
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import StepRound
-from andon_coordinator.core.slow_words import UNSENT_BYTES, by_heartbeat, by_timings, sentence
+from andon_coordinator.core.slow_cause import UNSENT_BYTES, host_lacks
+from andon_coordinator.core.slow_words import by_heartbeat, by_timings, sentence
 from andon_coordinator.core.state import CoreState
 from andon_coordinator.core.status import holds_up
 from andon_coordinator.core.suspects import members_of
@@ -213,14 +217,27 @@ def _guilty(core: CoreState, question: Question) -> list[int]:
     work = [worker for worker, answer in answers.items() if not _waits(answer)]
     if work:
         waits = question.alone or question.others_wait or len(work) < len(answers)
-        return sorted(work)[:3] if waits else []
+        return sorted(work)[:3] if waits else _starved(core, answers)
     if mute := _silent_ones(core, question):
         return mute
     if len(answers) < len(question.numbers):
         return []
+    if starved := _starved(core, answers):
+        return starved
     # Everybody waits: for the network. Who has most to send, or loses most, holds it up.
     worst = max(answers, key=lambda each: _unsent(answers[each]), default=None)
     return [] if worst is None or not any(_unsent(answers[worst])) else [worst]
+
+
+def _starved(core: CoreState, answers: Mapping[int, Explanation]) -> list[int]:
+    """Of each host that lacks something, the worker that lacks most; at most three."""
+    worst: dict[str, tuple[float, int]] = {}
+    for worker, answer in answers.items():
+        member, lacks = core.members.get(worker), host_lacks(answer)
+        if member is not None and lacks:
+            host = member.request.node_id
+            worst[host] = max(worst.get(host, (0.0, worker)), (lacks, worker))
+    return sorted(worker for _, worker in sorted(worst.values(), reverse=True)[:3])
 
 
 def _silent_ones(core: CoreState, question: Question) -> list[int]:

@@ -20,7 +20,8 @@ from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.events import Activity, StepTimings
 from andon_coordinator.core.settings import LineSettings
-from andon_coordinator.core.slow_words import SlowCause, cause_of, sentence
+from andon_coordinator.core.slow_cause import SlowCause, cause_of
+from andon_coordinator.core.slow_words import sentence
 from scenarios.line_bench import Bench
 
 TICK_S = 0.05
@@ -150,6 +151,30 @@ def test_where_nobody_waits_the_line_is_slow_as_a_whole_and_is_asked_again_later
     assert training.asked(0.7).keys() == {0, 1}
 
 
+BUSY_HOST = {"waited_for_core": 0.6, "host_busy_cores": 2.0, "host_cores": 2, "busiest_cores": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("phase", "facts"),
+    [
+        (FORWARD, BUSY_HOST),
+        (EXCHANGE, {**BUSY_HOST, "waited_for_core": 0.0, "threads_waited": 0.9}),
+    ],
+)
+def test_where_none_waits_or_all_do_the_worker_of_a_starved_host_is_named(
+    phase: SlowPhase, facts: dict[str, float]
+) -> None:
+    training = Training()
+    asked = training.asked(0.5)
+    training.answer(0, asked[0], phase, waited_for_core=0.3, host_busy_cores=2.0)
+
+    (slow,) = told_in(training.answer(1, asked[1], phase, **facts))
+
+    # Both are of one host: the one that lacks more stands for it.
+    assert slow.worker == 1
+    assert "short of processor" in slow.text
+
+
 def test_if_all_wait_the_network_of_who_has_most_to_send_is_slow() -> None:
     training = Training()
     asked = training.asked(0.5)
@@ -235,17 +260,29 @@ def test_the_journal_keeps_a_few_an_hour_and_one_of_a_kind() -> None:
         ({"gpu_mhz": 600.0, "gpu_most_mhz": 1980.0, "gpu_throttled": "thermal"}, SlowCause.GPU,
          "600 of 1980 MHz, held back (thermal)"),
         ({"waited_for_core": 0.5, "host_busy_cores": 4.0, "process_cores": 0.5, "host_cores": 4},
-         SlowCause.NEIGHBOUR, "other programs of its host kept 3.5 of 4 cores busy"),
+         SlowCause.NEIGHBOUR, "kept 3.5 of 4 cores busy, which it can't see"),
+        ({"waited_for_core": 0.5, "host_busy_cores": 4.0, "busiest": "stress (9 processes, such as "
+          "4711)", "busiest_cores": 3.0}, SlowCause.NEIGHBOUR, "3.0 of them stress (9 processes"),
+        ({"cpu_pressure": 0.9, "script_cores": 0.3, "host_busy_cores": 4.0}, SlowCause.NEIGHBOUR,
+         "waited for a core 90 % of the time"),
         ({"waited_for_core": 0.5, "host_busy_cores": 4.0, "process_cores": 4.0}, SlowCause.CORES,
          "its own threads"),
+        ({"waited_for_core": 0.5, "host_busy_cores": 9.0, "process_cores": 1.0,
+          "allowed_cores": 1.0}, SlowCause.CORES, "1.0 of 1 cores"),
+        ({"throttled": 0.7, "allowed_cores": 0.5}, SlowCause.QUOTA,
+         "may use 0.5 cores, and was held back 70 % of the time"),
+        ({"stolen_cores": 1.2, "host_cores": 2, "script_cores": 0.4}, SlowCause.STOLEN,
+         "others took 1.2 of its 2 cores"),
+        ({"waited_for_disk": 0.9, "memory_pressure": 0.5, "largest": "java (process 812)",
+          "largest_bytes": 2**33}, SlowCause.MEMORY, "8.0 GiB, has java (process 812)"),
         ({"waited_for_disk": 0.9}, SlowCause.DISK, "90 % of the time for the disk"),
         ({"script_cores": 0.97}, SlowCause.SCRIPT, "computing (97 % of a core used)"),
     ],
 )  # fmt: skip
 def test_what_surrounds_a_process_explains_more_than_its_line(
-    facts: dict[str, float], cause: SlowCause, said: str
+    facts: dict[str, float | str], cause: SlowCause, said: str
 ) -> None:
-    answer = Explanation(1, FORWARD, facts=ProcessFacts(**facts))  # type: ignore[arg-type]  # of numbers
+    answer = Explanation(1, FORWARD, facts=ProcessFacts(**facts))  # type: ignore[arg-type]  # by name
 
     assert cause_of(answer) is cause
     assert said in sentence(1, answer)
@@ -253,3 +290,16 @@ def test_what_surrounds_a_process_explains_more_than_its_line(
 
 def test_what_the_script_says_that_it_is_busy_with_is_named() -> None:
     assert 'is in "upload"' in sentence(1, Explanation(1, SCRIPT, "upload"))
+
+
+def test_a_line_in_a_loading_process_is_said_to_be_there() -> None:
+    stacks = (
+        ThreadStack("the script", (CodeLine("/u/train.py", 9, "main", own=True),)),
+        ThreadStack("loading process 7", (CodeLine("/u/dataset.py", 42, "load", own=True),)),
+    )
+    facts = ProcessFacts(script_cores=0.0, children=1, child_cores=0.02)
+
+    assert sentence(1, Explanation(1, DATA, stacks=stacks, facts=facts)).startswith(
+        "worker 1 waits for data at `dataset.py:42 in load` in a loading process: 1 loading "
+        "processes use 0.0 cores."
+    )

@@ -15,9 +15,9 @@ from andon.protocol.slowness import (
     ThreadStack,
     bounded,
 )
-from andon_trainer.core.stacks import CodePlaces, RawFrame, phase_of, stack_of
+from andon_trainer.core.stacks import CodePlaces, RawFrame, phase_of, stack_of, waits_for_loading
 from andon_trainer.exchange.control.gpu_clock import GpuClock, read_gpu
-from andon_trainer.exchange.control.lock_watch import frames_in
+from andon_trainer.exchange.control.written_stacks import frames_in
 
 PLACES = CodePlaces(("/usr/lib/python3.11",), ("/opt/andon_trainer", "/opt/andon"))
 TRAIN = ("/home/ada/train.py", 9, "main")
@@ -54,6 +54,20 @@ def test_the_innermost_code_that_is_known_tells_the_phase(
     frames: list[RawFrame], phase: SlowPhase
 ) -> None:
     assert phase_of(frames, PLACES) is phase
+
+
+@pytest.mark.parametrize(
+    ("frames", "waits"),
+    [
+        ([WAITS, (f"{TORCH}/utils/data/dataloader.py", 1, "_try_get_data"), TRAIN], True),
+        ([WAITS, DATASET, FETCH, TRAIN], False),
+        ([WAITS, INBOX, AVERAGING, TRAIN], False),
+    ],
+)
+def test_a_script_that_loads_by_itself_waits_for_no_loading_process(
+    frames: list[RawFrame], *, waits: bool
+) -> None:
+    assert waits_for_loading(frames, PLACES) is waits
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from andon.protocol.slowness import MAX_STACK_LINES, CodeLine, SlowPhase, ThreadStack
 
-__all__ = ["CodePlaces", "RawFrame", "phase_of", "stack_of"]
+__all__ = ["CodePlaces", "RawFrame", "phase_of", "stack_of", "waits_for_loading"]
 
 RawFrame = tuple[str, int, str]
 """The file, the line, and the function of a call."""
@@ -80,18 +80,28 @@ def phase_of(frames: Sequence[RawFrame], places: CodePlaces) -> SlowPhase:
         places: whose code is whose.
     """
     found = [_looked_at(_slashed(name), places) for name, _, _ in frames]
-    for own, phase in found:
-        if own:
-            break
-        if phase is not None:
-            if phase in _AT_ONCE:
-                return phase
-            break
+    waits_in = _innermost_of_ours(found)
+    if waits_in is not None and waits_in in _AT_ONCE:
+        return waits_in
     if any(phase is SlowPhase.DATA for _, phase in found):
         return SlowPhase.DATA
     # Andon's own frames lie around backward and the optimizer: they only count innermost.
     phases = (phase for _, phase in found if phase not in (None, SlowPhase.EXCHANGE))
     return next(phases, None) or (SlowPhase.SCRIPT if found else SlowPhase.UNSPECIFIED)
+
+
+def waits_for_loading(frames: Sequence[RawFrame], places: CodePlaces) -> bool:
+    """Whether the script's thread waits for a batch that others load, and loads none itself."""
+    found = [_looked_at(_slashed(name), places) for name, _, _ in frames]
+    return _innermost_of_ours(found) is SlowPhase.DATA
+
+
+def _innermost_of_ours(found: Sequence[tuple[bool, SlowPhase | None]]) -> SlowPhase | None:
+    """The phase of PyTorch's or Andon's code, if the user's own is not further in."""
+    for own, phase in found:
+        if own or phase is not None:
+            return phase
+    return None
 
 
 def _looked_at(file: str, places: CodePlaces) -> tuple[bool, SlowPhase | None]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from andon_trainer.data.loading_process import Collating
+from andon_trainer.data.loading_process import Beginning, Collating
 
 __all__ = [
     "LineLoader",
@@ -156,7 +156,7 @@ def loading_options(loader: DataLoader[Any]) -> dict[str, Any]:
         options |= {
             "prefetch_factor": loader.prefetch_factor,
             "timeout": loader.timeout,
-            "worker_init_fn": loader.worker_init_fn,
+            "worker_init_fn": Beginning(loader.worker_init_fn),
             "multiprocessing_context": loader.multiprocessing_context,
         }
     return options

@@ -1,4 +1,4 @@
-"""What a loading process applies before it loads a batch: random states, and `set_epoch`.
+"""What a loading process does before it loads a batch: random states, `set_epoch`, its stack.
 
 Theory of operation. A loading process has a copy of the dataset as it was at the start. What must
 not stay as it was travels with each batch's indices: the seeds for random augmentation, and the
@@ -6,6 +6,8 @@ arguments of `set_epoch` of the dataset or of a dataset in it. The indices are p
 to the loading process, and unpickling them there applies the calls. Iterating them seeds the
 generators before each sample (see `randomness`), and `Collating` does so before the batch is
 collated.
+
+It also begins with `Beginning`, so that it can be asked where it is when the line waits for it.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from torch.utils.data import get_worker_info
 from andon_trainer.data.dataset_epochs import METHOD, EpochCalls, set_changes
 from andon_trainer.data.digest import nested_datasets
 from andon_trainer.data.randomness import SampleLoading, SeededBatch
+from andon_trainer.exchange.control.written_stacks import write_when_asked
 
-__all__ = ["Collating", "Indices"]
+__all__ = ["Beginning", "Collating", "Indices"]
 
 _applied: EpochCalls = {}
 """The calls of `set_epoch` that this loading process has made."""
@@ -58,6 +61,20 @@ class Indices(SeededBatch):
     def __reduce__(self) -> tuple[Callable[..., Indices], tuple[Any, ...]]:
         """Unpickles to the same, after applying the calls in that process."""
         return _unpickle, (list(self), self.places, self.epoch_seed, self.calls, self.changes)
+
+
+class Beginning:
+    """How a loading process begins: it can be asked where it is; then the script's own function."""
+
+    def __init__(self, init: Callable[[int], None] | None) -> None:
+        """Calls `init`, the script's `worker_init_fn`, if there is one."""
+        self._init = init
+
+    def __call__(self, worker: int) -> None:
+        """Called once, in the loading process."""
+        write_when_asked()
+        if self._init is not None:
+            self._init(worker)
 
 
 class Collating:

@@ -87,7 +87,7 @@ class _Collate:
 class _InitProcess:
     """Shows the script's dataset to its `worker_init_fn`, and to the dataset itself."""
 
-    def __init__(self, init: Callable[[int], None] | None) -> None:
+    def __init__(self, init: Callable[[int], None]) -> None:
         self._init = init
 
     def __call__(self, worker: int) -> None:
@@ -95,8 +95,7 @@ class _InitProcess:
         assert info is not None
         # By `object`: the class refuses assignments.
         object.__setattr__(info, "dataset", info.dataset.stream)  # type: ignore[attr-defined]  # it is a reader
-        if self._init is not None:
-            self._init(worker)
+        self._init(worker)
 
 
 def rebuild(
@@ -107,7 +106,7 @@ def rebuild(
     options["collate_fn"] = _Collate(loader.collate_fn)
     if loader.num_workers > 0:
         options["persistent_workers"] = True
-        options["worker_init_fn"] = _InitProcess(loader.worker_init_fn)
+        options["worker_init_fn"] = _InitProcess(options["worker_init_fn"])
     # A DataLoader draws a seed each time that it is iterated: not from the script's generator.
     generator = torch.Generator()
     generator.manual_seed(seed)

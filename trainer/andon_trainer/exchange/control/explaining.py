@@ -2,7 +2,7 @@
 
 Theory of operation. The question comes on the thread that reads the control stream, which must not
 wait, so a thread is begun for the answer. It takes the stacks at once, looks at the counters of the
-process twice, a sixth of a second apart, and answers.
+process and of its host twice, a sixth of a second apart, and answers.
 
 That thread needs the interpreter's lock. If a call keeps it, the answer comes late, and tells what
 `lock_watch` has seen meanwhile.
@@ -11,30 +11,35 @@ That thread needs the interpreter's lock. If a call keeps it, the answer comes l
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from andon import protocol
 from andon.protocol.slowness import (
+    LOADING,
     MAX_STACKS,
     Explanation,
     ProcessFacts,
     SlowPhase,
     ThreadStack,
 )
-from andon_trainer.core.stacks import CodePlaces, phase_of, stack_of
+from andon_trainer.core.stacks import CodePlaces, phase_of, stack_of, waits_for_loading
 from andon_trainer.exchange.control.gpu_clock import GpuClock, read_gpu
+from andon_trainer.exchange.control.host_looks import host_facts, look_at_host
 from andon_trainer.exchange.control.lock_watch import LockWatch, frames_of
 from andon_trainer.exchange.control.process_looks import (
+    child_processes,
     facts_between,
     look,
-    thread_waits_for_disk,
+    waits_for_disk,
 )
+from andon_trainer.exchange.control.written_stacks import stacks_of
 
 __all__ = ["Explainer"]
 
@@ -43,6 +48,8 @@ log = logging.getLogger(__name__)
 _APART_S = 0.16
 _LOOKS = 8
 """So often between the two looks it is asked whether the script's thread waits for a disk."""
+_MOST_LOADING = 32
+"""So many loading processes are asked where they are."""
 _REMEMBERED_S = 2.0
 
 
@@ -84,11 +91,15 @@ class Explainer:
     def explain(self, number: int, detail: str) -> Explanation:
         """What this worker does now. Takes a sixth of a second."""
         phase, stacks = self._taken()
-        first = look(self._native)
-        looks = [self._waits_for_disk() for _ in range(_LOOKS)]
+        children = child_processes()
+        own = {os.getpid(), *children}
+        loading = children if phase is SlowPhase.DATA else ()
+        host, first = look_at_host(own), look(self._native)
+        looks = [self._waits_for_disk(loading) for _ in range(_LOOKS)]
         known = [each for each in looks if each is not None]
         disk = sum(known) / len(known) if known else None
         facts = facts_between(first, look(self._native), disk)
+        facts = host_facts(facts, host, look_at_host(own))
         if phase is SlowPhase.EXCHANGE:
             # It may have been there for a moment only.
             phase, stacks = self._taken()
@@ -100,21 +111,28 @@ class Explainer:
             facts = replace(facts, held_s=held.seconds)
         return Explanation(number, phase, detail, stacks, self._with_gpu(facts))
 
-    def _waits_for_disk(self) -> bool | None:
+    def _waits_for_disk(self, loading: Sequence[int]) -> float | None:
         time.sleep(_APART_S / _LOOKS)
-        return thread_waits_for_disk(self._native)
+        return waits_for_disk(self._native, loading)
 
     def _taken(self) -> tuple[SlowPhase, tuple[ThreadStack, ...]]:
-        """The phase, and the stacks: the script's first, then others in code of the user."""
+        """The phase, and the stacks: the script's first, then others in code of the user.
+
+        Where the script waits for loading processes, they are the others, before any thread.
+        """
         frames = sys._current_frames()
         names = {each.ident: each.name for each in threading.enumerate()}
         script = frames_of(frames.pop(self._script, None))
-        stacks = [stack_of("the script", script, self._places)]
-        for ident, frame in frames.items():
-            stack = stack_of(names.get(ident, "a thread"), frames_of(frame), self._places)
-            if any(each.own for each in stack.lines):
-                stacks.append(stack)
-        return phase_of(script, self._places), tuple(stacks[:MAX_STACKS])
+        calls = [
+            (names.get(ident, "a thread"), frames_of(frame)) for ident, frame in frames.items()
+        ]
+        if waits_for_loading(script, self._places):
+            written = stacks_of(child_processes()[:_MOST_LOADING])
+            calls = [*((f"{LOADING} {pid}", found) for pid, found in written.items()), *calls]
+        others = [stack_of(name, found, self._places) for name, found in calls]
+        own = [each for each in others if any(line.own for line in each.lines)]
+        stacks = (stack_of("the script", script, self._places), *own)
+        return phase_of(script, self._places), stacks[:MAX_STACKS]
 
     def _with_gpu(self, facts: ProcessFacts) -> ProcessFacts:
         clock = self._gpu()

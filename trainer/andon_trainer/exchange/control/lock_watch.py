@@ -16,9 +16,7 @@ this thread wakes up at last, which is a line or two too late.
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import os
-import re
 import signal
 import sys
 import threading
@@ -27,8 +25,9 @@ from dataclasses import dataclass
 from types import FrameType
 
 from andon_trainer.core.stacks import RawFrame
+from andon_trainer.exchange.control.written_stacks import frames_in, stacks_written_at
 
-__all__ = ["Held", "LockWatch", "frames_in", "frames_of"]
+__all__ = ["Held", "LockWatch", "frames_of"]
 
 _WAKES_S = 0.1
 _HELD_S = 0.5
@@ -40,9 +39,6 @@ _SIGNALS_BELOW_LAST = 5
 """The signal is so many below the last real-time one: languages and libraries use the ends."""
 _TO_THREAD = 4
 """SIGEV_THREAD_ID."""
-
-_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)")
-_CALL = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +90,6 @@ def frames_of(frame: FrameType | None) -> tuple[RawFrame, ...]:
         code = frame.f_code
         found.append((code.co_filename, frame.f_lineno or 0, code.co_qualname))
         frame = frame.f_back
-    return tuple(found)
-
-
-def frames_in(written: str, thread: int) -> tuple[RawFrame, ...]:
-    """The calls of one thread in what `faulthandler` wrote; none if it is not there."""
-    found: list[RawFrame] = []
-    here = False
-    for line in written.splitlines():
-        if (begins := _THREAD.match(line)) is not None:
-            if found:
-                break
-            here = int(begins[1], 16) == thread
-        elif here and (call := _CALL.match(line)) is not None:
-            found.append((call[1], int(call[2]), call[3]))
     return tuple(found)
 
 
@@ -170,7 +152,6 @@ class _Alarm:
         """What was written since the last call."""
         data = os.pread(self._file, _MOST_BYTES, 0)
         os.ftruncate(self._file, 0)
-        os.lseek(self._file, 0, os.SEEK_SET)
         return data.decode(errors="replace")
 
     def close(self) -> None:
@@ -185,8 +166,8 @@ _files: dict[int, int] = {}
 def _file_of(number: int) -> int | None:
     """A file in memory into which the signal has stacks written; None: somebody else has it."""
     if number not in _files:
-        if signal.getsignal(number) is not signal.SIG_DFL:
+        file = stacks_written_at(number, "andon-stacks", all_threads=True)
+        if file is None:
             return None
-        _files[number] = os.memfd_create("andon-stacks")
-        faulthandler.register(number, file=_files[number], all_threads=True, chain=False)
+        _files[number] = file
     return _files[number]

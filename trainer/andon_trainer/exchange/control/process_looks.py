@@ -1,4 +1,4 @@
-"""Process looks: counters of this process and its host, read twice, and what lies between.
+"""Process looks: counters of this process, read twice, and what lies between.
 
 Everything comes from /proc, or from nowhere: on another system a field is None. Reading all of it
 takes a millisecond or two, and happens only when somebody asks.
@@ -13,6 +13,7 @@ import stat
 import struct
 import termios
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,18 @@ from pathlib import Path
 from andon.host.memory import available_bytes, resident_bytes
 from andon.protocol.slowness import ProcessFacts
 
-__all__ = ["ProcessLook", "facts_between", "look", "retransmitted", "thread_waits_for_disk"]
+__all__ = [
+    "ProcessLook",
+    "child_processes",
+    "facts_between",
+    "look",
+    "retransmitted",
+    "waits_for_disk",
+]
 
-_SELF = Path("/proc/self")
+_PROC = Path("/proc")
+_SELF = _PROC / "self"
 _TICK = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _MOST_DESCRIPTORS = 2000
 
 # Of Linux's struct tcp_info; both are older than any kernel that runs this.
@@ -39,12 +47,11 @@ class ProcessLook:
     process_s: float
     script_run_s: float | None = None
     script_wait_s: float | None = None
+    threads_wait_s: float | None = None
     blocked_s: float | None = None
     child_s: float | None = None
     children: int = 0
-    host_busy_s: float | None = None
     major_faults: int | None = None
-    swapped_in: int | None = None
     disk_bytes: int | None = None
     retransmitted: int | None = None
     unsent_bytes: int | None = None
@@ -53,20 +60,19 @@ class ProcessLook:
 
 def look(script: int) -> ProcessLook:
     """Reads the counters now. `script` is the kernel's number of the script's thread."""
-    run_s, wait_s = _schedule(script)
-    child_s, children = _children()
+    run_s, wait_s = _schedule(_SELF / "task" / str(script))
+    children = child_processes()
     retransmitted, unsent, delivered = _connections()
     return ProcessLook(
         at=time.monotonic(),
         process_s=time.process_time(),
         script_run_s=run_s,
         script_wait_s=wait_s,
+        threads_wait_s=_all_waits(children),
         blocked_s=_blocked(script),
-        child_s=child_s,
-        children=children,
-        host_busy_s=_host_busy(),
+        child_s=_used(children),
+        children=len(children),
         major_faults=_of_stat(_SELF / "stat", 9),
-        swapped_in=_word("/proc/vmstat", "pswpin"),
         disk_bytes=_disk_bytes(),
         retransmitted=retransmitted,
         unsent_bytes=unsent,
@@ -84,11 +90,11 @@ def facts_between(first: ProcessLook, second: ProcessLook, disk: float | None) -
     """
     apart_s = max(second.at - first.at, 1e-6)
 
-    def rate(name: str, scale: float = 1.0) -> float | None:
+    def rate(name: str) -> float | None:
         before, after = getattr(first, name), getattr(second, name)
         if before is None or after is None:
             return None
-        return max(0.0, float(after - before) * scale / apart_s)
+        return max(0.0, float(after - before) / apart_s)
 
     blocked = rate("blocked_s")
     waits = [each for each in (blocked, disk) if each is not None]
@@ -103,10 +109,9 @@ def facts_between(first: ProcessLook, second: ProcessLook, disk: float | None) -
         child_cores=rate("child_s") if second.children else None,
         children=second.children,
         waited_for_core=rate("script_wait_s"),
-        host_busy_cores=rate("host_busy_s"),
+        threads_waited=rate("threads_wait_s"),
         host_cores=os.cpu_count() or 0,
         major_faults=rate("major_faults"),
-        swapped_in=rate("swapped_in", _PAGE),
         swap_bytes=_kibibytes(_SELF / "status", "VmSwap:"),
         memory_bytes=resident_bytes(),
         free_bytes=available_bytes(),
@@ -118,22 +123,53 @@ def facts_between(first: ProcessLook, second: ProcessLook, disk: float | None) -
     )
 
 
-def thread_waits_for_disk(script: int) -> bool | None:
-    """Whether a thread sleeps in the kernel so that nothing wakes it but a disk, or memory."""
-    with suppress(OSError, IndexError):
-        return _stat_fields(_SELF / "task" / str(script) / "stat")[0] == "D"
-    return None
+def waits_for_disk(script: int, children: Sequence[int] = ()) -> float | None:
+    """Whether a thread sleeps in the kernel so that nothing wakes it but a disk, or memory: 0 or 1.
+
+    Args:
+        script: the kernel's number of the script's thread.
+        children: processes that it waits for; of them the part that sleeps so counts, if it is
+            more.
+    """
+    found = _sleeps_for_disk(_SELF / "task" / str(script))
+    loading = [_sleeps_for_disk(_PROC / str(child)) for child in children]
+    known = [each for each in loading if each is not None]
+    return max(found or 0.0, sum(known) / len(known)) if known else found
+
+
+def child_processes() -> list[int]:
+    """The processes that this one started, and those that they did; older ones first."""
+    found = [int(each) for thread in _listed(_SELF / "task") for each in _children_of(thread)]
+    return found + [
+        int(each)
+        for child in found
+        for thread in _listed(_PROC / str(child) / "task")
+        for each in _children_of(thread)
+    ]
 
 
 # -------------------------------------------------------------------------------------- parts
 
 
-def _schedule(script: int) -> tuple[float | None, float | None]:
+def _schedule(path: Path) -> tuple[float | None, float | None]:
     """For how long a thread ran, and for how long it waited for a core, in seconds."""
     with suppress(OSError, ValueError, IndexError):
-        run, wait, *_ = (_SELF / "task" / str(script) / "schedstat").read_text().split()
+        run, wait, *_ = (path / "schedstat").read_text().split()
         return int(run) / 1e9, int(wait) / 1e9
     return None, None
+
+
+def _all_waits(children: Sequence[int]) -> float | None:
+    """For how long all threads waited for a core, and those of the children; none that ended."""
+    threads = [*_listed(_SELF / "task"), *(_PROC / str(child) for child in children)]
+    waits = [wait for each in threads if (wait := _schedule(each)[1]) is not None]
+    return sum(waits) if waits else None
+
+
+def _sleeps_for_disk(path: Path) -> float | None:
+    with suppress(OSError, IndexError):
+        return float(_stat_fields(path / "stat")[0] == "D")
+    return None
 
 
 def _blocked(script: int) -> float | None:
@@ -152,20 +188,20 @@ def _of_stat(path: Path, field: int) -> int | None:
     return None
 
 
-def _children() -> tuple[float | None, int]:
-    """Processor time of this process's children, and how many there are."""
+def _used(children: Sequence[int]) -> float:
+    """Processor time of these processes."""
+    stats = (_PROC / str(child) / "stat" for child in children)
+    return sum(_of_stat(path, field) or 0 for path in stats for field in (11, 12)) / _TICK
+
+
+def _children_of(thread: Path) -> list[str]:
+    return _read(thread / "children").split()
+
+
+def _listed(folder: Path) -> list[Path]:
     with suppress(OSError):
-        found = [
-            int(child)
-            for thread in os.listdir(_SELF / "task")
-            for child in _read(_SELF / "task" / thread / "children").split()
-        ]
-        used = 0
-        for child in found:
-            path = Path("/proc") / str(child) / "stat"
-            used += sum(_of_stat(path, field) or 0 for field in (11, 12))
-        return used / _TICK, len(found)
-    return None, 0
+        return list(folder.iterdir())
+    return []
 
 
 def _read(path: Path) -> str:
@@ -174,21 +210,10 @@ def _read(path: Path) -> str:
     return ""
 
 
-def _host_busy() -> float | None:
-    """Processor time that the whole host used, waits for disks apart."""
-    with suppress(OSError, ValueError, IndexError):
-        with Path("/proc/stat").open() as file:
-            user, nice, system, _idle, _disk, interrupts, soft = map(
-                int, file.readline().split()[1:8]
-            )
-        return float(user + nice + system + interrupts + soft) / _TICK
-    return None
-
-
-def _word(path: Path | str, name: str) -> int | None:
+def _word(path: Path, name: str) -> int | None:
     """The number behind a name in a file of such lines."""
     with suppress(OSError, ValueError, IndexError):
-        for line in Path(path).read_text().splitlines():
+        for line in path.read_text().splitlines():
             if line.split(maxsplit=1)[:1] == [name]:
                 return int(line.split()[1])
     return None
