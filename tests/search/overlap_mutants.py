@@ -11,7 +11,7 @@ from typing import Any
 
 from andon.protocol.records import Cursor, PositionRange
 from andon.protocol.shards import cursor_after
-from andon_coordinator.core import overlap, steps
+from andon_coordinator.core import dealing, overlap, steps
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.state import CoreState
@@ -59,7 +59,7 @@ def _cover_ahead(round_: StepRound) -> None:
         round_.terms = replace(round_.terms, batch=batch)
 
 
-@_mutant(_world(0, windows=2), "F-DP-002", overlap, "_cursor_ahead")
+@_mutant(_world(0, windows=2), "F-DP-002", dealing, "cursor_behind")
 def _pipe_over_an_epochs_end(_: Right, core: CoreState, batch: PositionRange) -> Cursor:
     """The first window of the next epoch is dealt ahead during an epoch's last round."""
     assert core.plan is not None

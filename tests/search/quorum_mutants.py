@@ -44,11 +44,11 @@ def _owed_dealt_to_others(
     Bounds(faults=0, steps=2, local=True, quorum=True, windows=1),
     "takes everything",
     dealing,
-    "_must_be_whole",
+    "cursor_behind",
 )
-def _owed_over_an_epochs_end(_: Right, core: CoreState, batch: PositionRange) -> bool:
+def _owed_over_an_epochs_end(_: Right, core: CoreState, batch: PositionRange) -> Cursor:
     """A window that ends its epoch goes on without a late worker."""
-    return False
+    return core.chain.cursor
 
 
 @_mutant(_QUORUM, "F-DP-002", Computed, "missing")

@@ -35,7 +35,7 @@ from andon_coordinator.core.pacing import StepWindow
 from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.state import CoreState
 
-__all__ = ["Dealt", "cursor_of", "deal", "note", "owing", "work_at"]
+__all__ = ["Dealt", "cursor_behind", "cursor_of", "deal", "note", "owing", "work_at"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ def _deal_work(core: CoreState, roster: Sequence[LineMember], window: StepWindow
     work = work_at(cursor, batch)
     quorum = core.settings.policy.quorum is not None
     # Something may be owed from when the run was served with a quorum.
-    whole = not quorum or _must_be_whole(core, batch)
+    whole = not quorum or cursor_behind(core, batch) is None
     free = subtract(work, (part for ranges in held.values() for part in ranges))
     kept = [held[each.worker] for each in roster]
     takers = [rank for rank, ranges in enumerate(kept) if not ranges]
@@ -162,14 +162,20 @@ def _new_batch(
     return next_batch(cursor, takes, core.plan.epoch_size)
 
 
-def _must_be_whole(core: CoreState, batch: PositionRange) -> bool:
-    """Whether nothing may stay owed behind a round: something needs the line in one piece."""
+def cursor_behind(core: CoreState, batch: PositionRange) -> Cursor | None:
+    """Where the line goes on behind the step with `batch`, if that may leave something undone.
+
+    None: something needs the line in one piece, so nothing may be computed ahead, or stay owed.
+    """
     chain, plan, step = core.chain, core.plan, core.chain.step + 1
     assert plan is not None
     after = cursor_after(chain.cursor, batch, plan.epoch_size)
-    # What lies behind the end of a stream of unknown length is nothing, and owed by nobody.
+    # A stream of unknown length may end within any share. What lies behind its end is nothing, and
+    # owed by nobody.
     if plan.epoch_size is None or after.epoch != chain.cursor.epoch:
-        return True
+        return None
     if core.draining or core.stop_wanted or core.end_reached(step, after):
-        return True
-    return core.checkpoints.is_due_after(step) or bool(syncing.awaiting_state(core))
+        return None
+    if core.checkpoints.is_due_after(step) or syncing.awaiting_state(core):
+        return None
+    return after

@@ -186,22 +186,9 @@ def in_ready(worker: int, ready: Ready, samples: range) -> LineDefect | None:
             worker=worker,
             value=str(ready.samples),
         )
-    if not (math.isfinite(ready.weight) and ready.weight >= 0):
-        value = describe_value(ready.weight)
-        return LineDefect(
-            reason=HaltReason.PROTOCOL_VIOLATION,
-            message=f"worker {worker} reported the weight {value}",
-            worker=worker,
-            value=value,
-        )
-    if not math.isfinite(ready.loss_sum):
-        value = describe_value(ready.loss_sum)
-        return LineDefect(
-            reason=HaltReason.NON_FINITE_LOSS,
-            message=f"worker {worker}'s loss is {value}",
-            worker=worker,
-            value=value,
-        )
+    defect = in_loss(worker, ready.weight, ready.loss_sum)
+    if defect is not None:
+        return defect
     for norm in (ready.gradient_norm, ready.own_gradient_norm, *ready.block_norms):
         if norm is not None and not (math.isfinite(norm) and norm >= 0):
             value = describe_value(norm)
@@ -211,6 +198,27 @@ def in_ready(worker: int, ready: Ready, samples: range) -> LineDefect | None:
                 worker=worker,
                 value=value,
             )
+    return None
+
+
+def in_loss(worker: int, weight: float, loss_sum: float, node: str = "") -> LineDefect | None:
+    """What is wrong with a weight and its loss in a report, of a `node` or of the whole share."""
+    if not (math.isfinite(weight) and weight >= 0):
+        value = describe_value(weight)
+        return LineDefect(
+            reason=HaltReason.PROTOCOL_VIOLATION,
+            message=f"worker {worker} reported the weight {value}{node and f' of {node}'}",
+            worker=worker,
+            value=value,
+        )
+    if not math.isfinite(loss_sum):
+        value = describe_value(loss_sum)
+        return LineDefect(
+            reason=HaltReason.NON_FINITE_LOSS,
+            message=f"worker {worker}'s loss is {value}{node and f' in {node}'}",
+            worker=worker,
+            value=value,
+        )
     return None
 
 

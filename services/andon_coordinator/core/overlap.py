@@ -24,9 +24,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from andon.protocol.records import Cursor, PositionRange
-from andon.protocol.shards import cursor_after, next_batch, reassign
-from andon_coordinator.core import late, syncing
+from andon.protocol.records import PositionRange
+from andon.protocol.shards import next_batch, reassign
+from andon_coordinator.core import dealing, late
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import AttemptCounts, StepRound
 from andon_coordinator.core.state import CoreState
@@ -50,7 +50,7 @@ def deal_ahead(core: CoreState, batch: PositionRange, roster: Sequence[LineMembe
         attempts.tried = True
         # If all of them gave notice nobody is left to bring it.
         leaves = all(member.notice for member in roster)
-        after = None if leaves else _cursor_ahead(core, batch)
+        after = None if leaves else dealing.cursor_behind(core, batch)
         if after is not None and policy.in_fragments:
             attempts.fragment = (core.chain.step + 1) % policy.fragments
         if after is not None and policy.overlap:
@@ -103,8 +103,8 @@ def stops_after(core: CoreState, round_: StepRound, stop: str, *, owes: bool) ->
     stop = core.stop_wanted or stop
     if not (round_.terms.leaves_over or owes):
         return stop
-    # As long as this is set nothing is dealt ahead (`_cursor_ahead`), and nothing may stay owed
-    # (`dealing`), so the next round empties the pipe, and exchanges the whole model.
+    # As long as this is set nothing is dealt ahead, and nothing may stay owed (`cursor_behind`), so
+    # the next round empties the pipe, and exchanges the whole model.
     core.stop_wanted = stop
     return ""
 
@@ -122,18 +122,3 @@ def next_attempts(core: CoreState, round_: StepRound) -> AttemptCounts:
     assigned = dict(zip(round_.roster, round_.ahead_shares, strict=True))
     window = core.attempts.ahead_window
     return AttemptCounts(window=window, assigned=assigned, left_over=left_over)
-
-
-def _cursor_ahead(core: CoreState, batch: PositionRange) -> Cursor | None:
-    """Where the window after `batch` begins; None if the step with `batch` leaves nothing over."""
-    chain, plan, step = core.chain, core.plan, core.chain.step + 1
-    assert plan is not None
-    after = cursor_after(chain.cursor, batch, plan.epoch_size)
-    # A stream of unknown length may end within any share, and what lies behind its end is nothing.
-    if plan.epoch_size is None or after.epoch != chain.cursor.epoch:
-        return None
-    if core.draining or core.stop_wanted or core.end_reached(step, after):
-        return None
-    if core.checkpoints.is_due_after(step) or syncing.awaiting_state(core):
-        return None
-    return after

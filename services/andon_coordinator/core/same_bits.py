@@ -7,18 +7,17 @@ the workers' reports.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from andon.protocol.encoding import Encoding
 from andon.protocol.grains import Grains, NodeLoss, cover, fold
-from andon.protocol.halts import HaltReason, describe_value
+from andon.protocol.halts import HaltReason
 from andon.protocol.run_settings import Policy, Topology
 from andon.protocol.schedules import Schedule
 from andon.protocol.shards import Ranges
-from andon_coordinator.core.defects import LineDefect
+from andon_coordinator.core.defects import LineDefect, in_loss
 from andon_coordinator.core.events import Ready
 from andon_coordinator.core.settings import PacingSettings
 
@@ -95,22 +94,9 @@ def in_nodes(worker: int, ready: Ready, share: Ranges, grains: Grains) -> LineDe
             worker=worker,
         )
     for each in ready.node_losses:
-        if not (math.isfinite(each.weight) and each.weight >= 0):
-            value = describe_value(each.weight)
-            return LineDefect(
-                reason=HaltReason.PROTOCOL_VIOLATION,
-                message=f"worker {worker} reported the weight {value} of {each.node}",
-                worker=worker,
-                value=value,
-            )
-        if not math.isfinite(each.loss_sum):
-            value = describe_value(each.loss_sum)
-            return LineDefect(
-                reason=HaltReason.NON_FINITE_LOSS,
-                message=f"worker {worker}'s loss is {value} in {each.node}",
-                worker=worker,
-                value=value,
-            )
+        defect = in_loss(worker, each.weight, each.loss_sum, str(each.node))
+        if defect is not None:
+            return defect
     return None
 
 

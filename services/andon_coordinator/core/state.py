@@ -1,7 +1,8 @@
 """The core's shared mutable state, and the operations on it that several modules need.
 
 `LineCore` owns one `CoreState`. The rules are functions in the other modules of this package: they
-read this state, change it, and emit effects. Nothing outside the package touches it.
+read this state, change it, and emit effects. Nothing outside the package touches it. One of these
+operations is `stop_line`, and it is where the line is stopped, whatever the reason.
 
 The transition table at the top gives the line's state as people see it. Rules read it only to know
 whether the line trains, is halted, drains or is complete. Everything else follows from the chain,

@@ -1,8 +1,8 @@
 """Steps: workers ask for work and report what came of it, until the round becomes a record.
 
-Rules 4 to 7. A round whose whole roster is ready is checked; then its record goes to the journal.
-Once the journal says that the record is durable, it becomes the head and every worker that can
-apply it gets it. `progress` opens rounds.
+This is where a step is committed (rules 4 to 7). A round whose whole roster is ready is checked;
+then its record goes to the journal. Once the journal says that the record is durable, it becomes
+the head and every worker that can apply it gets it. `progress` opens rounds.
 """
 
 from __future__ import annotations

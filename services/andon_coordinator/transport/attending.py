@@ -11,14 +11,10 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from andon.host.logs import LogEvent
 from andon.protocol.limits import clipped
-from andon.protocol.reasons import Reason
 from andon.v1 import session_pb2 as pb
 from andon_coordinator.transport.access_control import AccessControl
-from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.session_messages import (
     SessionTokens,
     attend_from,
@@ -26,7 +22,7 @@ from andon_coordinator.transport.session_messages import (
     session_event_from,
 )
 from andon_coordinator.transport.session_task import RankStream
-from andon_coordinator.transport.streams import next_of, see_end
+from andon_coordinator.transport.streams import ending, next_of, see_end
 from andon_coordinator.transport.task import LineTask
 
 __all__ = ["RankAttendance"]
@@ -80,7 +76,7 @@ class RankAttendance:
     async def _read(
         self, stream: RankStream, requests: AsyncIterator[pb.AttendRequest], host: str
     ) -> None:
-        try:
+        with ending(stream, "an AttendRequest"):
             messages = aiter(requests)
             first = await next_of(messages, "attend", self._attend_s)
             # Before anything else is said: who does not know the token learns nothing of the run.
@@ -88,14 +84,6 @@ class RankAttendance:
             self._task.attend(stream, attend_from(first, host))
             async for message in messages:
                 self._task.put_session(session_event_from(stream.number, message))
-        except LineError as error:
-            stream.end(error)
-        except DecodeError:
-            text = "the bytes can't be decoded as an AttendRequest"
-            stream.end(LineError(Reason.INVALID_MESSAGE, text))
-        except Exception:  # the boundary of this task: the stream ends, the others go on
-            log.exception(LogEvent("stream_failed", stream=stream.number))
-            stream.end(LineError(Reason.INTERNAL, "the coordinator failed; its log says how"))
 
     async def _write(self, stream: RankStream, context: Context) -> None:
         # Made into messages here, one after the other: a rank of many needs as many tokens.

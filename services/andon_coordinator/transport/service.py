@@ -21,7 +21,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, NoReturn
 
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from andon.host.keepalive import Keepalive, Options
 from andon.host.logs import LogEvent
@@ -46,7 +45,7 @@ from andon_coordinator.transport.incoming import (
 )
 from andon_coordinator.transport.outgoing import ServicePlaces, same_for_people, status_to
 from andon_coordinator.transport.registration import ReducerRegistration
-from andon_coordinator.transport.streams import WorkerStream, next_of, see_end
+from andon_coordinator.transport.streams import WorkerStream, ending, next_of, see_end
 from andon_coordinator.transport.task import LineTask
 
 __all__ = ["SERVICE_NAME", "CoordinatorService", "server_options"]
@@ -238,21 +237,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             await self._abort(context, error)
 
     async def _read(self, stream: WorkerStream, requests: AsyncIterator[pb.TrainRequest]) -> None:
-        try:
+        with ending(stream, "a TrainRequest"):
             messages = aiter(requests)
             first = await next_of(messages, "join", self._join_s)
             stream.process = process_of(first)
             self._task.join(stream, await self._joining(first))
             async for request in messages:
                 self._task.put(event_from(stream.number, request))
-        except LineError as error:
-            stream.end(error)
-        except DecodeError:
-            text = "the bytes can't be decoded as a TrainRequest"
-            stream.end(LineError(Reason.INVALID_MESSAGE, text))
-        except Exception:  # the boundary of this task: the stream ends, the line goes on
-            log.exception(LogEvent("stream_failed", stream=stream.number))
-            stream.end(LineError(Reason.INTERNAL, "the coordinator failed; its log says how"))
 
     async def _joining(self, message: pb.TrainRequest) -> events.JoinRequest:
         """The Join of a stream, of a worker whose own token counts if it has one."""

@@ -8,10 +8,15 @@ once, so they are rarely the oldest.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Generic, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
 
+from google.protobuf.message import DecodeError
+
+from andon.host.logs import LogEvent
 from andon.host.process import Process
 from andon.protocol.announcements import Announcement, RoundOpening
 from andon.protocol.reasons import Reason
@@ -25,9 +30,12 @@ __all__ = [
     "ReducerStream",
     "Streams",
     "WorkerStream",
+    "ending",
     "next_of",
     "see_end",
 ]
+
+log = logging.getLogger(__name__)
 
 CAPACITY = 256
 """How many messages may wait for a worker to read; with more its stream is ended."""
@@ -117,6 +125,21 @@ class CallStream(Generic[Sent]):
             # Nothing is awaited between the checks above and `clear`, so no change gets lost.
             self._changed.clear()
             await self._changed.wait()
+
+
+@contextmanager
+def ending(stream: CallStream[Any], message: str) -> Iterator[None]:
+    """Around what reads a stream, each item `message`: an error ends the stream, nothing else."""
+    try:
+        yield
+    except LineError as error:
+        stream.end(error)
+    except DecodeError:
+        text = f"the bytes can't be decoded as {message}"
+        stream.end(LineError(Reason.INVALID_MESSAGE, text))
+    except Exception:  # the boundary of a task: the stream ends, the others go on
+        log.exception(LogEvent("stream_failed", stream=stream.number))
+        stream.end(LineError(Reason.INTERNAL, "the coordinator failed; its log says how"))
 
 
 async def next_of(messages: AsyncIterator[Received], name: str, within_s: float) -> Received:

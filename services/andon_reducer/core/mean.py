@@ -1,4 +1,4 @@
-"""The weighted mean of one chunk, checked.
+"""The weighted mean of one chunk, checked: this is where gradients are averaged.
 
 Theory of operation. The mean is defined to the bit, so that every language and every arrival order
 gives the same bytes: contributions are added in rank order, c_r = float32(w_r / W) with W and the

@@ -33,7 +33,7 @@ from andon_trainer.core.peer_effects import (
     sizes_of,
 )
 from andon_trainer.core.peer_flow import Flow, PeerViolation
-from andon_trainer.core.peer_plan import Places, Plan, Span
+from andon_trainer.core.peer_plan import Places, Plan
 from andon_trainer.core.peer_work import Work
 
 __all__ = ["GroupCalls", "checks_piece_by_piece"]
@@ -116,38 +116,6 @@ class GroupCalls(Calls):
         self._last_begun[peer] = number
         return self._guarded(lambda: self._take(peer, begin))
 
-    def landing(self, peer: int, piece: Piece) -> tuple[Opening, list[Span]] | None:
-        """Where a piece goes, and of which call; None: it is kept, and given to `landed`.
-
-        Raises:
-            PeerViolation: it breaks the protocol.
-        """
-        if self.failed:
-            return None  # Its Begin was not taken any more: nothing becomes of the bytes.
-        call = self._open
-        if call is not None and call.number == piece.sequence and peer in call.begun:
-            assert call.flow is not None, "an open call has a flow"
-            spans = call.flow.landing(peer, piece.stage, piece.offset, piece.length)
-            return call, spans
-        early = self._early.get(peer, {}).get(piece.sequence)
-        if early is None:
-            raise PeerViolation(f"a piece of call {piece.sequence}, whose Begin did not come")
-        early.claim(piece)
-        return None
-
-    def landed(self, peer: int, piece: Piece, kept: memoryview | None) -> list[PeerEffect]:
-        """A piece is where `landing` said, or in `kept`."""
-        call, upto = self._open, piece.offset + piece.length
-        if call is not None and call.number == piece.sequence and peer in call.begun:
-            if kept is None:
-                return self.placed(call, piece.stage, peer, upto)
-            # It was early when its head came, and the call has opened since.
-            return [self._place(call, peer, piece, kept)]
-        early = self._early.get(peer, {}).get(piece.sequence)
-        if kept is not None and early is not None:
-            early.kept += kept
-        return []
-
     def give_up_memory(self) -> list[PeerEffect]:
         """Neighbours can't share memory, none of them: everything goes over lanes.
 
@@ -163,6 +131,14 @@ class GroupCalls(Calls):
         return self._guarded(lambda: self._start_over_lanes(call, near))
 
     # ------------------------------------------------------------------ inside
+
+    def _met(self, peer: int, number: int) -> Opening | None:
+        call = self._open
+        there = call is not None and call.number == number and peer in call.begun
+        return call if there else None
+
+    def _came_early(self, peer: int, number: int) -> Early | None:
+        return self._early.get(peer, {}).get(number)
 
     def _start_over_lanes(self, call: Opening, peers: frozenset[int]) -> list[PeerEffect]:
         flow = call.flow

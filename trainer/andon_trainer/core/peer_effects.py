@@ -221,6 +221,45 @@ class Calls:
         """The fault, if an open call needs a rank that is gone."""
         raise NotImplementedError
 
+    def landing(self, peer: int, piece: Piece) -> tuple[Opening, list[Span]] | None:
+        """Where a piece goes, and of which call; None: it is kept, and given to `landed`.
+
+        Raises:
+            PeerViolation: it breaks the protocol.
+        """
+        if self.failed:
+            return None  # Its Begin was not taken any more: nothing becomes of the bytes.
+        call = self._met(peer, piece.sequence)
+        if call is not None:
+            assert call.flow is not None, "a call that was met has a flow"
+            return call, call.flow.landing(peer, piece.stage, piece.offset, piece.length)
+        early = self._came_early(peer, piece.sequence)
+        if early is None:
+            raise PeerViolation(f"a piece of call {piece.sequence}, which is not open")
+        early.claim(piece)
+        return None
+
+    def landed(self, peer: int, piece: Piece, kept: memoryview | None) -> list[PeerEffect]:
+        """A piece is where `landing` said, or in `kept`."""
+        call = self._met(peer, piece.sequence)
+        if call is not None:
+            if kept is None:
+                return self.placed(call, piece.stage, peer, piece.offset + piece.length)
+            # It was early when its head came, and this rank has made the call since.
+            return [self._place(call, peer, piece, kept)]
+        early = self._came_early(peer, piece.sequence)
+        if kept is not None and early is not None:
+            early.kept += kept
+        return []
+
+    def _met(self, peer: int, number: int) -> Opening | None:
+        """The open call that a peer gives something to, if both have begun it."""
+        raise NotImplementedError
+
+    def _came_early(self, peer: int, number: int) -> Early | None:
+        """What a peer has begun, and this rank has not."""
+        raise NotImplementedError
+
     def left(self, call: Opening, stage: int, give: int, upto: int) -> list[PeerEffect]:
         """Nobody reads these bytes of a give here any more."""
         return self._counted(call, lambda flow: flow.left(stage, give, upto))

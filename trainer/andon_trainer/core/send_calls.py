@@ -27,7 +27,7 @@ from andon_trainer.core.peer_effects import (
     sizes_of,
 )
 from andon_trainer.core.peer_flow import Flow, PeerViolation
-from andon_trainer.core.peer_plan import Places, Span
+from andon_trainer.core.peer_plan import Places
 from andon_trainer.core.peer_work import Work
 
 __all__ = ["SendCalls"]
@@ -111,39 +111,15 @@ class SendCalls(Calls):
         self._heard[peer] = begin.sequence + 1
         return self._guarded(lambda: self._match(peer, begin))
 
-    def landing(self, peer: int, piece: Piece) -> tuple[Opening, list[Span]] | None:
-        """Where a piece goes, and of which call; None: it is kept, and given to `landed`.
-
-        Raises:
-            PeerViolation: it breaks the protocol.
-        """
-        if self.failed:
-            return None  # Its Begin was not taken any more: nothing becomes of the bytes.
-        call = self._receiving.get((peer, piece.sequence))
-        if call is not None:
-            assert call.flow is not None, "what is received has a flow"
-            spans = call.flow.landing(peer, piece.stage, piece.offset, piece.length)
-            return call, spans
-        early = self._early(peer, piece.sequence)
-        if early is None:
-            raise PeerViolation(f"a piece of SEND {piece.sequence}, which is not open")
-        early.claim(piece)
-        return None
-
-    def landed(self, peer: int, piece: Piece, kept: memoryview | None) -> list[PeerEffect]:
-        """A piece is where `landing` said, or in `kept`."""
-        call, upto = self._receiving.get((peer, piece.sequence)), piece.offset + piece.length
-        if call is not None:
-            if kept is None:
-                return self.placed(call, piece.stage, peer, upto)
-            # Nobody had asked for it when its head came.
-            return [self._place(call, peer, piece, kept)]
-        early = self._early(peer, piece.sequence)
-        if kept is not None and early is not None:
-            early.kept += kept
-        return []
-
     # ------------------------------------------------------------------ inside
+
+    def _met(self, peer: int, number: int) -> Opening | None:
+        return self._receiving.get((peer, number))
+
+    def _came_early(self, peer: int, number: int) -> Early | None:
+        return next(
+            (e for sender, e in self._came if sender == peer and e.begin.sequence == number), None
+        )
 
     def _planned(self, work: Work, peer: int) -> Flow:
         sizes = sizes_of(work)
@@ -216,11 +192,6 @@ class SendCalls(Calls):
             piece = Piece(self.group, call.number, 0, 0, len(early.kept))
             effects.append(self._place(call, peer, piece, memoryview(early.kept)))
         return effects + self._go_on(call)
-
-    def _early(self, peer: int, number: int) -> Early | None:
-        return next(
-            (e for sender, e in self._came if sender == peer and e.begin.sequence == number), None
-        )
 
     def _miss_the_gone(self) -> list[PeerEffect]:
         others = {*range(self.places.size)} - {self.rank}
