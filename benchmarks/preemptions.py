@@ -10,6 +10,11 @@ more often for each step than on a cloud; a run without any says what the line i
 The *ideal* is what the machines that are there could compute, each at its own rate, without a line.
 A preemption that would leave no worker is left out: then a run goes back to its checkpoint.
 
+What a preemption costs depends on the length of a step, and not on the time between two: a
+newcomer computes after one step and a half on average, since it hears rounds from the next one on,
+gets its state in that, and is on the roster of the one after. So each row says what a preemption
+costs: the time of one machine, beyond what a run without any loses.
+
     python benchmarks/preemptions.py --json benchmarks/results/preemptions.json
     python benchmarks/preemptions.py --seconds 20
 """
@@ -201,6 +206,7 @@ def _figures(journal: Path, fleet: Fleet, options: argparse.Namespace) -> dict[s
         "steps": len(steps),
         "seconds": round(ended - began, 2),
         "of_ideal": round(counted * options.sample_s / there_s, 4),
+        "there_s": round(there_s, 2),
         "machine_hours": round(hours, 4),
         "computed_again": fleet.computed() - committed,
         "attempts_again": kinds.count(RunEventKind.ATTEMPT),
@@ -210,21 +216,31 @@ def _figures(journal: Path, fleet: Fleet, options: argparse.Namespace) -> dict[s
     }
 
 
+def _cost(row: dict[str, Any], calm: dict[str, Any]) -> float:
+    """The time of one machine that a preemption took, in seconds."""
+    lost = (calm["of_ideal"] - row["of_ideal"]) * row["there_s"]
+    return round(float(lost / row["preemptions"]), 2)
+
+
 def main() -> int:
     """Measures, and prints a row for each seed and way."""
     options = _arguments()
     machine = describe_machine()
     rows = []
     for seed in options.seeds:
-        trace = trace_of(seed, options)
+        trace, calm = trace_of(seed, options), dict[str, Any]()
         for name, how, played in (
             ("none", signal.SIGTERM, []),
             ("notice", signal.SIGTERM, trace),
             ("kill", signal.SIGKILL, trace),
         ):
             row = {"seed": seed, "how": name, "preemptions": len(played)}
-            rows.append(row | _play(played, how, options))
-            print(json.dumps(rows[-1]), flush=True)
+            row |= _play(played, how, options)
+            calm = row if not played else calm
+            if played:
+                row["machine_s_a_preemption"] = _cost(row, calm)
+            rows.append(row)
+            print(json.dumps(row), flush=True)
     if options.json:
         about = {
             "load_after": round(os.getloadavg()[0], 2),

@@ -1,7 +1,8 @@
 """Does a line say rightly who is slow, in what, in which line of code, and how soon?
 
 Workers train a small model on one host, and one of them stands still for two seconds again and
-again, each time in another way: a data loader that sleeps, a lock, a call that keeps Python's
+again, each time in another way: a data loader that sleeps, in the worker or in a process of its
+own, a lock, a call that keeps Python's
 interpreter lock, a hook of backward, a hook of the optimizer, an upload between steps, pages that
 are not in memory, other programs on its core, a thin link. What the service says of each is
 compared with what was planted: the worker, the phase, the line of code (marked in
@@ -31,7 +32,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -60,6 +61,7 @@ class StallKind(enum.Enum):
     """What is planted."""
 
     DATA = "data"
+    LOADER = "loader"
     PIPE = "pipe"
     LOCK = "lock"
     GIL = "gil"
@@ -72,9 +74,12 @@ class StallKind(enum.Enum):
     LINK = "link"
 
 
+_APART_KINDS = {StallKind.LOADER, StallKind.LINK}
+"""Each of these has runs of its own: with a loading process, and with a network."""
 _STAND_INS = {StallKind.PIPE, StallKind.FAULTS, StallKind.CLOCK}
 _EXPECTED = {
     StallKind.DATA: (SlowPhase.DATA, SlowCause.SCRIPT),
+    StallKind.LOADER: (SlowPhase.DATA, SlowCause.SCRIPT),
     StallKind.PIPE: (SlowPhase.DATA, SlowCause.SCRIPT),
     StallKind.LOCK: (SlowPhase.FORWARD, SlowCause.SCRIPT),
     StallKind.GIL: (SlowPhase.SCRIPT, SlowCause.LOCK),
@@ -93,6 +98,7 @@ class StallSpec:
     """The parameters of one worker process."""
 
     slot: int
+    workers: int
     steps: int
     batch: int
     width: int
@@ -101,6 +107,8 @@ class StallSpec:
     stall_s: float
     planted: dict[int, tuple[str, int]] = field(default_factory=dict)
     """By step: what, and for whom."""
+    loading: int = 0
+    """Loading processes."""
     address: str = ""
     run_id: str = ""
 
@@ -200,10 +208,11 @@ def main() -> int:
     before = json.loads(options.json.read_text())["rows"] if options.more else []
     found: list[Begun] = []
     kinds = [StallKind(each) for each in options.kinds]
-    for links in (False, True):
-        for plan in _plans([each for each in kinds if (each is StallKind.LINK) is links], options):
+    together = [each for each in kinds if each not in _APART_KINDS]
+    for group in (together, *([each] for each in kinds if each in _APART_KINDS)):
+        for plan in _plans(group, options):
             try:
-                found += _run(plan, options, links=links)
+                found += _run(plan, options, group[0])
             except NoNetwork as error:
                 print(f"stalls.py: no thin links: {error}", file=sys.stderr)
                 break
@@ -246,9 +255,11 @@ def _plans(
 
 
 def _run(
-    plan: dict[int, tuple[str, int]], options: argparse.Namespace, *, links: bool
+    plan: dict[int, tuple[str, int]], options: argparse.Namespace, kind: StallKind
 ) -> list[Begun]:
-    """One run of the line with these stalls."""
+    """One run of the line with these stalls, of which `kind` is one."""
+    links = kind is StallKind.LINK
+    loading = int(kind is StallKind.LOADER)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         hosts = stack.enter_context(network(1 + options.workers, _FAST_MBIT)) if links else None
@@ -264,7 +275,20 @@ def _run(
         )
         watcher = Watcher(served, hosts.inside(0) if hosts else ())
         begun: list[Begun] = []
-        processes = [_start(slot, plan, options, served, hosts) for slot in range(options.workers)]
+        spec = StallSpec(
+            slot=0,
+            workers=options.workers,
+            steps=max(plan) + _APART,
+            batch=4 * options.workers,
+            width=700 if hosts else 64,
+            calm_s=options.calm_s,
+            stall_s=options.stall_s,
+            planted=plan,
+            loading=loading,
+            address=served.address,
+            run_id=served.run_id,
+        )
+        processes = [_start(replace(spec, slot=slot), hosts) for slot in range(options.workers)]
         threads = [
             threading.Thread(target=_listen, args=(slot, process, begun, options, hosts))
             for slot, process in enumerate(processes)
@@ -285,25 +309,9 @@ def _run(
     return begun
 
 
-def _start(
-    slot: int,
-    plan: dict[int, tuple[str, int]],
-    options: argparse.Namespace,
-    served: Service,
-    hosts: Network | None,
-) -> subprocess.Popen[str]:
+def _start(spec: StallSpec, hosts: Network | None) -> subprocess.Popen[str]:
     """A worker, on its own core if there are enough, and on its own host if there are hosts."""
-    spec = StallSpec(
-        slot=slot,
-        steps=max(plan) + _APART,
-        batch=4 * options.workers,
-        width=700 if hosts else 64,
-        calm_s=options.calm_s,
-        stall_s=options.stall_s,
-        planted=plan,
-        address=served.address,
-        run_id=served.run_id,
-    )
+    slot = spec.slot
     core = slot % (os.cpu_count() or 1)
     inside = hosts.inside(1 + slot) if hosts else []
     process = subprocess.Popen(

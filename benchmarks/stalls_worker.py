@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from stalls import StallKind, StallSpec
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from andon_trainer import Line
 
@@ -62,6 +62,17 @@ class Stalls:
             return False
         self.now = None
         return True
+
+    def is_planted_in_loader(self, index: int) -> bool:
+        """Whether the sample is the first that this worker loads for a step of such a stall.
+
+        A loading process is ahead of its worker, and knows of no present step.
+        """
+        spec = self.spec
+        here = spec.loading and get_worker_info() is not None
+        first = index % (spec.batch // spec.workers) == 0
+        planted = spec.planted.get(index // spec.batch + 1)
+        return bool(here and first and planted == (StallKind.LOADER.value, spec.slot))
 
     def wait_for_lock(self) -> None:
         """Waits for a lock that another thread has."""
@@ -119,6 +130,8 @@ class Corpus(Dataset[tuple[Tensor, Tensor]]):
             time.sleep(stalls.spec.stall_s)  # stall: data
         if stalls.is_now(StallKind.PIPE):
             read_slowly(stalls.spec.stall_s)
+        if stalls.is_planted_in_loader(index):
+            time.sleep(stalls.spec.stall_s)  # stall: loader
         return torch.full((64,), float(index % 7)), torch.tensor(index % 4)
 
 
@@ -178,7 +191,7 @@ def work(spec: StallSpec) -> None:
     optimizer.register_step_pre_hook(lambda *_: _before_step(stalls))
     corpus = Corpus(stalls, spec.batch * spec.steps)
     model, optimizer, loader = line.prepare(
-        model, optimizer, DataLoader(corpus, batch_size=spec.batch)
+        model, optimizer, DataLoader(corpus, batch_size=spec.batch, num_workers=spec.loading)
     )
     step = 0
     stalls.begin(1)
