@@ -6,7 +6,7 @@ started it finds the file among the process's open ones, sends the signal, and r
 travels between the two before somebody asks, however the process was started, and a process that
 has no such file is sent no signal, which would end it.
 
-Where the system has no such files or signals, as macOS, nothing is written.
+Where the system or its Python has no such files, as on macOS, nothing is written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import fcntl
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -28,6 +27,7 @@ __all__ = ["frames_in", "stacks_of", "stacks_written_at", "write_when_asked"]
 
 _SIGNALS_BELOW_LAST = 6
 """The signal is so many below the last real-time one: languages and libraries use the ends."""
+_MAKES_FILES = hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")
 _NAME = "andon-loading-stack"
 _PATIENCE_S, _APART_S = 0.5, 0.01
 _MOST_BYTES = 2**20
@@ -56,8 +56,9 @@ def frames_in(written: str, thread: int | None = None) -> tuple[RawFrame, ...]:
 
 
 def stacks_written_at(number: int, name: str, *, all_threads: bool) -> int | None:
-    """A file in memory into which a signal has stacks written; None: the script has that signal."""
-    if signal.getsignal(number) is not signal.SIG_DFL:
+    """A file in memory into which a signal has stacks written; None: there can be none here."""
+    # Some builds of Python have no such files; the signal may be the script's.
+    if not _MAKES_FILES or signal.getsignal(number) is not signal.SIG_DFL:
         return None
     file = os.memfd_create(name)
     # Whoever reads empties it: what is written next begins it again.
@@ -68,14 +69,14 @@ def stacks_written_at(number: int, name: str, *, all_threads: bool) -> int | Non
 
 def write_when_asked() -> None:
     """From now on `stacks_of` may ask this process. Once in a process."""
-    if sys.platform.startswith("linux"):
+    if _MAKES_FILES:
         with suppress(OSError):  # A sandbox without such files: it loads all the same.
             stacks_written_at(_number(), _NAME, all_threads=False)
 
 
 def stacks_of(processes: Sequence[int]) -> dict[int, tuple[RawFrame, ...]]:
     """The calls of each process's main thread; of those that answer within half a second."""
-    if not sys.platform.startswith("linux"):
+    if not _MAKES_FILES:
         return {}
     with ExitStack() as stack:
         asked: dict[int, int] = {}
