@@ -8,6 +8,9 @@ namespaces: ours, theirs, ours, theirs. Ours is a whole step: assignment, value 
 durable record, commit. Bytes on the wire are the interfaces' own counters, headers included, for
 each link and direction.
 
+A process group may have several ranks on a host (`--ranks-per-host`). Those of ours share memory,
+and a sum crosses each link once for all of them; Gloo's ring goes through all ranks.
+
 Both sides use the congestion control that `--congestion` names: TCP's fairness among the flows of
 a link decides as much as the links' speed, and kernels differ in it.
 
@@ -17,6 +20,7 @@ It needs root and iproute2.
     sudo python benchmarks/hosts.py --mbit 300 --json benchmarks/results/hosts-300.json
     sudo python benchmarks/hosts.py --cases c10d-float32 --json benchmarks/results/c10d-hosts.json
     sudo python benchmarks/hosts.py --cases c10d-float32 --keep-windows --pairs 9
+    sudo python benchmarks/hosts.py --cases c10d-float32 --hosts 2 --ranks-per-host 2
     sudo python benchmarks/hosts.py --transport grpc --congestion bbr    # another kernel's TCP
 """
 
@@ -32,7 +36,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hosts_line import HOSTS, WARM_UP, Case, Runs, exchange_between
+from hosts_line import GROUPS, HOSTS, WARM_UP, Case, Runs, exchange_between
 from hosts_network import CONGESTION, Network, NoNetwork, network
 from machine import describe_machine
 
@@ -48,12 +52,16 @@ def main() -> int:
     print(f"{'ratio':>7}  of single pairs   sent a link (of D)   cores busy", flush=True)
     try:
         with network(
-            HOSTS, options.mbit, options.congestion, keep_windows=options.keep_windows
+            options.hosts, options.mbit, options.congestion, keep_windows=options.keep_windows
         ) as hosts:
             for name in options.cases:
                 path, encoding = CASES[name]
                 case = Case(
-                    path=path, encoding=encoding, mib=options.mib, transport=options.transport
+                    path=path,
+                    encoding=encoding,
+                    ranks_per_host=options.ranks_per_host,
+                    mib=options.mib,
+                    transport=options.transport,
                 )
                 rows.append(measure(hosts, case, options))
                 print(_line(rows[-1]), flush=True)
@@ -83,7 +91,12 @@ def measure(hosts: Network, case: Case, options: argparse.Namespace) -> dict[str
     its full rate.
     """
     sides = exchange_between(hosts, case, options.pairs)
-    row = {**asdict(case), "mbit": options.mbit, **figures_of(sides, case.mib * 2**20)}
+    row = {
+        **asdict(case),
+        "hosts": hosts.count,
+        "mbit": options.mbit,
+        **figures_of(sides, case.mib * 2**20),
+    }
     for side in sides:
         most = max(*row[f"{side}_sent"], *row[f"{side}_received"]) * case.mib * 2**20
         row[f"{side}_of_line"] = round(most * 8 / (options.mbit * 1e6 * row[f"{side}_s"]), 4)
@@ -128,20 +141,23 @@ def _of_each(workers: Sequence[Runs], what: str, unit: float) -> list[float]:
 def _circumstances(options: argparse.Namespace) -> dict[str, object]:
     """The conditions of the measurement, apart from the machine."""
     cores = len(os.sched_getaffinity(0))
+    workers = options.hosts * options.ranks_per_host
     return {
         "pairs": options.pairs,
         "warm_up_pairs": WARM_UP,
         "congestion": options.congestion,
         "keep_windows": options.keep_windows,
         "notes": [
-            f"{HOSTS} network namespaces of one machine, {options.mbit:g} Mbit/s each way (tc tbf)",
+            f"{options.hosts} network namespaces of one machine, {options.mbit:g} Mbit/s each way "
+            "(tc tbf)",
             "ours is a whole step with control messages, value gate and durable record; of c10d a "
             "call in a process group with ANDON_GATE=all",
             "Gloo exchanges float32 in every row",
             "a worker shares memory with the reducer of its host, if there is one a host and the "
             "encoding is float32; no folder is shared between hosts",
-            f"all hosts share {cores} cores: {HOSTS} workers with Gloo, and as many processes more "
-            "with a reducer a host; where the cores are busy they are the limit, not the links",
+            f"all hosts share {cores} cores: {workers} workers with Gloo, and as many processes "
+            "more with a reducer a host; where the cores are busy they are the limit, not the "
+            "links",
         ],
     }
 
@@ -173,6 +189,10 @@ def _arguments() -> argparse.Namespace:
         action="store_true",
         help="hosts set net.ipv4.tcp_slow_start_after_idle=0, for both sides",
     )
+    parser.add_argument("--hosts", type=int, default=HOSTS, help=f"(default: {HOSTS})")
+    parser.add_argument(
+        "--ranks-per-host", type=int, default=1, help="of a process group (default: 1)"
+    )
     parser.add_argument("--mib", type=int, default=64, help="the model in float32 (default: 64)")
     parser.add_argument("--pairs", type=int, default=7, help="exchanges of each side that count")
     parser.add_argument(
@@ -185,6 +205,14 @@ def _arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.pairs < 1 or options.mib < 1 or options.mbit <= 0:
         parser.error("--pairs and --mib must be at least 1, and --mbit above 0")
+    if options.hosts < 2 or options.ranks_per_host < 1:
+        parser.error("--hosts must be at least 2, and --ranks-per-host at least 1")
+    lines = [name for name in options.cases if CASES[name][0] not in GROUPS]
+    if options.ranks_per_host > 1 and lines:
+        parser.error(
+            f"{', '.join(lines)} has one worker on each host: leave --ranks-per-host out, or "
+            "choose --cases c10d-float32"
+        )
     return options
 
 

@@ -1,7 +1,8 @@
 """A line whose services and workers are on simulated hosts, and a Gloo group beside it.
 
-Each host of `hosts_network` has one worker. Workers alternate between an Andon exchange and
-`all_reduce` of the same numbers over Gloo, in the same namespaces: ours, theirs, ours, theirs.
+Each host of `hosts_network` has one worker, or several ranks of a process group. Workers alternate
+between an Andon exchange and `all_reduce` of the same numbers over Gloo, in the same namespaces:
+ours, theirs, ours, theirs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hosts_network import LINK, Network
 from andon.host.shared_dir import DEFAULT_SHARED_DIR
 from andon_cli.commands.authority import Authority
 
-__all__ = ["HOSTS", "PATHS", "WARM_UP", "Case", "Runs", "WorkerSpec", "exchange_between"]
+__all__ = ["GROUPS", "HOSTS", "PATHS", "WARM_UP", "Case", "Runs", "WorkerSpec", "exchange_between"]
 
 HOSTS = 4
 WARM_UP = 2
@@ -31,6 +32,8 @@ WARM_UP = 2
 PATHS = ("reducers", "star", "ring", "shared-memory", "c10d", "gloo")
 """A reducer on each host; one on the first host; a ring; all workers on the first host; a process
 group of Andon, whose ranks exchange with each other; one of Gloo, for how far equals differ."""
+GROUPS = ("c10d", "gloo")
+"""Those of process groups."""
 _PATIENCE_S = 600
 _LINE_PORT, _REDUCER_PORT, _STORE_PORT = 7070, 7071, 7072
 
@@ -42,6 +45,8 @@ class Case:
     path: str
     """One of PATHS."""
     encoding: str
+    ranks_per_host: int = 1
+    """Ranks of a process group on each host, which share memory; a line has one worker a host."""
     mib: int
     """Of float32, whatever the encoding."""
     transport: str = "tcp"
@@ -55,18 +60,17 @@ class Case:
     """Exchanges of each side before the first one that counts."""
 
     @property
-    def reducers(self) -> int:
-        """How many there are; a ring's line has one, which averages nothing of a step."""
-        return HOSTS if self.path == "reducers" else 1
-
-    @property
     def is_group(self) -> bool:
         """Whether ours is a call in a process group, and no step."""
-        return self.path in ("c10d", "gloo")
+        return self.path in GROUPS
+
+    def workers(self, hosts: int) -> int:
+        """How many there are on so many hosts."""
+        return hosts * self.ranks_per_host
 
     def host_of(self, rank: int) -> int:
         """Where a worker is."""
-        return 0 if self.path == "shared-memory" else rank
+        return 0 if self.path == "shared-memory" else rank // self.ranks_per_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +119,7 @@ def exchange_between(hosts: Network, case: Case, pairs: int) -> dict[str, list[R
         all_hosts = _furnished(hosts, case, Path(folder), Path(shared))
         run_id = stack.enter_context(_serving(hosts, case, Path(folder), all_hosts))
         specs = []
-        for rank in range(hosts.count):
+        for rank in range(case.workers(hosts.count)):
             host = all_hosts[case.host_of(rank)]
             spec = WorkerSpec(
                 **asdict(case),
@@ -171,12 +175,14 @@ def _serving(hosts: Network, case: Case, folder: Path, all_hosts: Sequence[_Host
             host.service, told = stack.enter_context(running)
             return told
 
-        line = ["--workers", str(hosts.count), "--reducers", str(case.reducers)]
+        # A ring's line has one, which averages nothing of a step.
+        reducers = hosts.count if case.path == "reducers" else 1
+        line = ["--workers", str(case.workers(hosts.count)), "--reducers", str(reducers)]
         line += ["--encoding", case.encoding, "--run-dir", str(folder / "run")]
         line += ["--connections", case.connections]
         line += ["--topology", "ring"] if case.path == "ring" else []
         told = start(0, "--port", str(_LINE_PORT), *line)
-        for number in range(1, case.reducers):
+        for number in range(1, reducers):
             own = ["--role", "reducer", "--port", str(_REDUCER_PORT)]
             own += ["--connections", case.connections]
             start(number, *own, "--coordinator", f"{hosts.address(0)}:{_LINE_PORT}")

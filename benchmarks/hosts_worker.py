@@ -23,7 +23,8 @@ from sides import TOLERANCES, exchange_step, mean_by_gloo
 def work(spec: WorkerSpec) -> dict[str, list[dict[str, float]]]:
     """Exchanges the same numbers on both sides alternately; returns the cost of each exchange."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"tcp://{spec.store}", rank=spec.rank, world_size=spec.hosts)
+    size = spec.workers(spec.hosts)
+    dist.init_process_group("gloo", f"tcp://{spec.store}", rank=spec.rank, world_size=size)
     seen = _in_groups(spec) if spec.is_group else _on_a_line(spec)
     dist.destroy_process_group()
     return {side: runs[spec.warm_up :] for side, runs in seen.items()}

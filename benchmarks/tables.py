@@ -186,7 +186,7 @@ _WAYS = {
 
 
 def _hosts(rows: Iterable[Row]) -> str:
-    """Four hosts."""
+    """Exchanges between hosts."""
     head = ("path", "encoding", "Mbit/s", "ours", "Gloo", "ratio", "of single pairs",
             "sent a link, ours and Gloo", "cores busy, ours and Gloo")  # fmt: skip
     cells = (
@@ -250,6 +250,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[list[Row]], str]]] = {
     "hosts-bbr": (("hosts-bbr.json",), _hosts),
     "c10d": (("c10d.json", "c10d-calls.json"), _c10d),
     "c10d-hosts": (("c10d-hosts.json", "c10d-hosts-300.json"), _hosts),
+    "c10d-shared-hosts": (("c10d-shared-hosts.json", "c10d-shared-hosts-300.json"), _hosts),
     "ddp-step": (("ddp-step.json",), _ddp_step),
     "peer-faults": (("peer-faults.json",), _peer_faults),
     "line-rates": (("line-rates.json",), table_of),

@@ -68,6 +68,22 @@ def test_four_reducers_send_over_each_link_what_a_ring_does_and_a_quarter_in_8_b
     assert not [name for name in _namespaces() if name.startswith(own)]
 
 
+@benchmark_in_small
+@pytest.mark.netns
+@needs_namespaces
+def test_ranks_that_share_a_host_cross_its_link_once_together(tmp_path: Path) -> None:
+    figures = measured(
+        tmp_path,
+        *("hosts.py", "--cases", "c10d-float32", "--hosts", "2", "--ranks-per-host", "2"),
+        *("--mib", "16", "--pairs", "1"),
+    )
+
+    [row] = figures["rows"]
+    # A tensor of this size and two ranks of each host: half of it each way in each of two stages.
+    assert all(0.95 < times < 1.1 for times in row["ours_sent"] + row["ours_received"]), row
+    assert all(1.4 < times < 1.7 for times in row["gloo_sent"] + row["gloo_received"]), row
+
+
 @needs_namespaces
 def test_a_congestion_control_that_the_kernel_lacks_is_refused_by_name() -> None:
     done = ran("hosts.py", "--congestion", "pigeon")
