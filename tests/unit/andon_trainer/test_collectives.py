@@ -192,6 +192,21 @@ def test_neighbours_give_each_other_their_segments_once_whatever_the_number_of_h
     assert plan.peers == (1, 2)
 
 
+def test_neighbours_move_first_what_links_wait_for() -> None:
+    places, elements = Places(((0, 1), (2, 3), (4, 5))), 6 * 16_000
+    call = Call(kind=CallKind.ALL_REDUCE, dtype="float32", count=elements, reduction="sum")
+    plan = plan_of(call, (Sizes((4 * elements,), (4 * elements,)),), 4, places, 2)
+
+    def order(stage: int) -> list[int]:
+        [transfer] = [each for each in plan.stages[stage].gives if each.peer == 3]
+        low = min(span.start for span in transfer.spans)
+        return [(span.start - low) // 64_000 for span in transfer.spans]
+
+    # Host 1 gives on what hosts 2 and 0 sum, and brings back what it has summed itself first.
+    assert order(0) == [2, 0, 1]
+    assert order(3) == [1, 2, 0]
+
+
 def test_a_small_reduction_has_one_stage() -> None:
     call = Call(kind=CallKind.ALL_REDUCE, dtype="float32", count=EAGER_BYTES // 4, reduction="sum")
     sizes = (Sizes((EAGER_BYTES,), (EAGER_BYTES,)),)

@@ -13,7 +13,7 @@ from andon.protocol.peer_calls import CallKind
 from andon_trainer.core.peer_plan import Places
 from andon_trainer.core.peer_work import Work
 from andon_trainer.peers.memory import CallDiffers, NeighbourMemory, can_share
-from andon_trainer.peers.memory_calls import NotFinite, run, transfer
+from andon_trainer.peers.memory_calls import NotFinite, StageRows, run, transfer
 from unit.andon_trainer.call_cases import COLLECTIVES, collective
 from unit.andon_trainer.neighbours import RANKS, Array, Closed, opened, together, work
 
@@ -126,24 +126,31 @@ def test_a_stage_moves_rows_that_lie_in_several_places(memories: list[NeighbourM
         pieces = [of[start:stop].data for start, stop in itertools.pairwise(ends)]
         return [] if place == peer else [memoryview(each) for each in pieces]
 
+    said = [list[tuple[str, int, int]]() for _ in range(count)]
+
     def act(place: int) -> None:
-        transfer(
-            memories[place],
-            work(CallKind.BARRIER),
-            sequence,
-            2,
-            [
-                (rows(gives[place], place, peer, 1), rows(takes[place][peer], place, peer, -1))
-                for peer in range(count)
-            ],
-            lambda _: None,
+        stage = StageRows(
+            number=2,
+            gives=[rows(gives[place], place, peer, 1) for peer in range(count)],
+            takes=[rows(takes[place][peer], place, peer, -1) for peer in range(count)],
+            ready=lambda *bytes_: said[place].append(("ready", *bytes_)),
+            passed=lambda *bytes_: said[place].append(("passed", *bytes_)),
         )
+        transfer(memories[place], work(CallKind.BARRIER), sequence, stage, lambda _: None)
 
     assert together(count, act) == [None] * count
 
     for place, row in enumerate(takes):
         for peer, out in enumerate(row):
             assert set(out.tolist()) == {99 if peer == place else peer}
+    for each in said:
+        ready, passed = (
+            [step[1:] for step in each if step[0] == word] for word in ("ready", "passed")
+        )
+        assert ready == passed
+        assert len(ready) > 2
+        assert [0, *(stop for _, stop in ready)] == [*(start for start, _ in ready), ready[-1][1]]
+        assert each.index(("passed", *passed[0])) < each.index(("ready", *ready[2]))
 
 
 @pytest.mark.parametrize("count", [2, 3])

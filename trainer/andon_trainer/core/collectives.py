@@ -156,23 +156,48 @@ class _Planner:
         for number, ring in enumerate(rings):
             cuts = self._scatter(number, ring, source)
             start, stop = cuts[ring.index(self.rank)]
-            inputs = self._gathered(self._stage(number), ring, source.within(start, stop))
             if out is None:
                 out = self._scratch(stop - start)
             else:
                 segments.append([out.within(*each) for each in cuts])
                 out = out.within(start, stop)
-            self._make(self._stage(number), out, inputs, last=number == len(rings) - 1)
+            for piece in self._by_host(ring, source.within(start, stop), 1):
+                inputs = self._gathered(self._stage(number), ring, piece)
+                at = piece.start - source.start - start
+                made = out.within(at, at + piece.size)
+                self._make(self._stage(number), made, inputs, last=number == len(rings) - 1)
             source = out
         if self.call.kind is CallKind.REDUCE:
             self._give_to_root(len(rings), source, result)
             return
         for number, ring in enumerate(reversed(rings), start=len(rings)):
-            stage, places = self._stage(number), segments.pop()
-            for member, span in zip(ring, places, strict=True):
-                if member != self.rank:
-                    stage.give(member, places[ring.index(self.rank)])
-                    stage.get(member, span)
+            self._gather(self._stage(number), ring, segments.pop())
+
+    def _gather(self, stage: _Drawn, ring: Sequence[int], segments: list[Span]) -> None:
+        """Gives the rank's segment of a result to all of a ring, and gets theirs."""
+        own = segments[ring.index(self.rank)]
+        for member, segment in zip(ring, segments, strict=True):
+            if member != self.rank:
+                for piece in self._by_host(ring, own, 0):
+                    stage.give(member, piece)
+                for piece in self._by_host(ring, segment, 0):
+                    stage.get(member, piece)
+
+    def _by_host(self, ring: Sequence[int], segment: Span, first: int) -> list[Span]:
+        """A segment that neighbours give each other, in the order in which it moves.
+
+        What other hosts sum comes before what this one sums, and goes on to them while that moves
+        (`first` is 1). The other way, what this one sums is there before what they bring (0).
+        """
+        alike = self.places.planned.alike(self.rank)
+        if ring == alike:
+            return [segment]
+        cuts = cut(segment.size // self.itemsize, len(alike))
+        first += alike.index(self.rank)
+        return [
+            segment.within(start * self.itemsize, stop * self.itemsize)
+            for start, stop in (*cuts[first:], *cuts[:first])
+        ]
 
     def _scatter(self, number: int, ring: Sequence[int], source: Span) -> list[tuple[int, int]]:
         """Gives each rank of a ring its segment; the bytes of all segments, counted in `source`."""
@@ -182,7 +207,8 @@ class _Planner:
         ]
         for member, span in zip(ring, cuts, strict=True):
             if member != self.rank:
-                self._stage(number).give(member, source.within(*span))
+                for piece in self._by_host(ring, source.within(*span), 1):
+                    self._stage(number).give(member, piece)
         return cuts
 
     def _give_to_root(self, number: int, reduced: Span, result: Span | None) -> None:

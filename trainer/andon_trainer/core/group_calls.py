@@ -180,8 +180,7 @@ class GroupCalls(Calls):
     def _start(self, call: Opening, flow: Flow) -> list[PeerEffect]:
         effects = self._tell(call, flow, flow.elsewhere)
         call.in_memory = len(flow.elsewhere) < len(flow.plan.peers)
-        divided = not checks_piece_by_piece(call.work.call.kind)
-        if call.work.gate is not None and (divided or call.in_memory):
+        if call.work.gate is not None and not checks_piece_by_piece(call.work.call.kind):
             call.unchecked = True
             effects.append(CheckInput(call))
         if call.in_memory:

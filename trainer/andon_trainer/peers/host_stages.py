@@ -1,7 +1,8 @@
 """Calls of a group on several hosts: what neighbours give each other goes through memory.
 
 The lanes' core runs the call. This makes the transfers among neighbours, stage by stage, on the
-group's own thread: each once all of what is given is there, also what lanes bring.
+group's own thread, and each stage part by part: a part is given once it is there, also what lanes
+bring, and what is made of it may go on over lanes at once. So links need not wait for memory.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import logging
 from andon.host.arena import SharedMemoryUnavailable
 from andon.protocol.peer_calls import CallKind
 from andon_trainer.core.peer_effects import Opening, PeerEffect
-from andon_trainer.core.peer_plan import Places, Stage
+from andon_trainer.core.peer_flow import row_of
+from andon_trainer.core.peer_plan import Places, Stage, Transfer
 from andon_trainer.errors import SessionEnded
 from andon_trainer.peers.host_calls import HostGroup, differing_fault, left_fault
 from andon_trainer.peers.lane_calls import Deferred, LaneCalls
 from andon_trainer.peers.memory import CallDiffers, NeighbourLeft, NeighbourMemory
-from andon_trainer.peers.memory_calls import transfer
+from andon_trainer.peers.memory_calls import StageRows, transfer
 from andon_trainer.peers.open_call import OpenCall
+from andon_trainer.peers.values import BadValue
 
 __all__ = ["HostStages"]
 
@@ -67,6 +70,9 @@ class HostStages:
             return lanes.event(core, core.give_up_memory)
         except SessionEnded:
             return []  # Whoever ends the session ends the call.
+        except BadValue as bad:
+            lanes.refuse(core, call, bad)
+            return []
         except CallDiffers as differs:
             self._group.faulty(call, differing_fault(self._group, call.work, differs))
             return []
@@ -99,26 +105,41 @@ class HostStages:
         near = self._near
         gives = {each.peer: (i, each) for i, each in enumerate(stage.gives) if each.peer in near}
         gets = {each.peer: each for each in stage.gets if each.peer in near}
-        with lanes.moved:
-            while not all(flow.give_ready(number, i) == each.size for i, each in gives.values()):
-                lanes.moved.wait(_LOOK_S)
-                self._group.look(())
-        rows = [
-            (
-                [call.view(span) for span in gives[peer][1].spans] if peer in gives else [],
-                [call.view(span) for span in gets[peer].spans] if peer in gets else [],
-            )
-            for peer in near
-        ]
-        transfer(self._memory, call.work, opening.number, number, rows, self._group.look)
 
-        def through() -> list[PeerEffect]:
-            effects: list[PeerEffect] = []
-            for i, each in gives.values():
-                effects += core.left(opening, number, i, each.size)
-            for peer, each in gets.items():
-                effects += core.placed(opening, number, peer, each.size)
-            return effects
+        def ready(start: int, stop: int) -> None:
+            with lanes.moved:
+                while any(
+                    flow.give_ready(number, i) < min(stop, each.size) for i, each in gives.values()
+                ):
+                    lanes.moved.wait(_LOOK_S)
+                    self._group.look(())
+            for _, each in gives.values():
+                call.leaving(row_of(each.spans, start, stop))
 
-        # Now: the next stage may need what is made of it.
-        lanes.settle(core, lanes.event(core, through))
+        def passed(start: int, stop: int) -> None:
+            def through() -> list[PeerEffect]:
+                effects: list[PeerEffect] = []
+                for i, each in gives.values():
+                    if start < each.size:
+                        effects += core.left(opening, number, i, min(stop, each.size))
+                for peer, each in gets.items():
+                    if start < each.size:
+                        effects += core.placed(opening, number, peer, min(stop, each.size))
+                return effects
+
+            # Now: other hosts, or the next stage, may need what is made of it.
+            lanes.settle(core, lanes.event(core, through))
+
+        rows = StageRows(
+            number=number,
+            gives=[_views(call, gives[peer][1] if peer in gives else None) for peer in near],
+            takes=[_views(call, gets.get(peer)) for peer in near],
+            ready=ready,
+            passed=passed,
+        )
+        transfer(self._memory, call.work, opening.number, rows, self._group.look)
+
+
+def _views(call: OpenCall, transfer: Transfer | None) -> list[memoryview]:
+    """Where a transfer's bytes are."""
+    return [] if transfer is None else [call.view(span) for span in transfer.spans]

@@ -109,17 +109,11 @@ class _PieceOut:
         if self.core.failed or self.call.done():
             return None
         transfer = opening.flow.plan.stages[give.stage].gives[give.give]
-        spans = list(row_of(transfer.spans, give.start, give.stop))
-        views = [self.call.view(span) for span in spans]
-        if self.call.values.gate is not None and not opening.checked:
-            try:
-                for span, view in zip(spans, views, strict=True):
-                    if span.buffer is Buffer.GIVES:
-                        self.call.values.require_finite(span, view)
-            except BadValue as bad:
-                self.calls.refuse(self.core, self.call, bad)
-                return None
-        return views
+        try:
+            return self.call.leaving(row_of(transfer.spans, give.start, give.stop))
+        except BadValue as bad:
+            self.calls.refuse(self.core, self.call, bad)
+            return None
 
     def head(self, views: list[memoryview]) -> bytes:
         """Its head."""

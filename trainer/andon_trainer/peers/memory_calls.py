@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from andon.protocol.peer_calls import SEGMENT_MULTIPLE, CallKind, cut
 from andon_trainer.core.peer_work import Part, Work
 from andon_trainer.peers.memory import NeighbourMemory, Still
 from andon_trainer.peers.memory_passes import NotFinite, Passes, Row, Shape, size_of, span, views_of
 
-__all__ = ["SMALL_BYTES", "NotFinite", "run", "transfer"]
+__all__ = ["SMALL_BYTES", "NotFinite", "StageRows", "run", "transfer"]
 
 SMALL_BYTES = 64 * 2**10
 """Up to this size each rank reduces all of an input itself."""
@@ -34,15 +34,29 @@ def run(memory: NeighbourMemory, work: Work, sequence: int, still: Still) -> Non
     _Run(memory, work, sequence, still).run()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRows:
+    """What neighbours give each other in one stage of a call that has ranks elsewhere, too."""
+
+    number: int
+    """The stage's, in the call."""
+    gives: Sequence[Row]
+    """By place, what that neighbour gets."""
+    takes: Sequence[Row]
+    """By place, where what it gives is put."""
+    ready: Callable[[int, int], None]
+    """Called before the bytes `start` to `stop` of all rows are given; waits until they are there.
+
+    A row may be shorter. It may raise, to end the call.
+    """
+    passed: Callable[[int, int], None]
+    """Called once these bytes were given to all, and those of all are here."""
+
+
 def transfer(
-    memory: NeighbourMemory,
-    work: Work,
-    sequence: int,
-    stage: int,
-    rows: Sequence[tuple[Row, Row]],
-    still: Still,
+    memory: NeighbourMemory, work: Work, sequence: int, rows: StageRows, still: Still
 ) -> None:
-    """Makes one stage of a call that has ranks elsewhere, too: what neighbours give each other.
+    """Makes one stage of a call that has ranks elsewhere, too.
 
     All neighbours make it, if one of them gives something to another.
 
@@ -50,16 +64,21 @@ def transfer(
         memory: the group's, opened.
         work: the call.
         sequence: its number in the group.
-        stage: the stage's number in the call.
-        rows: by place, what that neighbour gets, and where what it gives is put.
+        rows: what is given, and where to.
         still: called while others are waited for.
 
     Raises:
         As `run`, but nothing is looked at: not NotFinite.
+        Exception: what `rows.ready` raised.
     """
     made = _Run(memory, replace(work, gate=None), sequence, still)
-    made.number = stage
-    made.exchange([gives for gives, _ in rows], [takes for _, takes in rows])
+    made.number = rows.number
+    made.exchange(rows.gives, rows.takes, rows.ready, rows.passed)
+
+
+def _at_once(start: int, stop: int) -> None:
+    """All bytes are there, and nobody waits for them."""
+    del start, stop
 
 
 class _Run(Passes):
@@ -172,11 +191,18 @@ class _Run(Passes):
         if takes is not None and len(takes[self._me]):
             self._c.copy(takes[self._me], give)
 
-    def exchange(self, gives: Sequence[Row], takes: Sequence[Row]) -> None:
-        """Each rank gives something else to each other one."""
+    def exchange(
+        self,
+        gives: Sequence[Row],
+        takes: Sequence[Row],
+        ready: Callable[[int, int], None] = _at_once,
+        passed: Callable[[int, int], None] = _at_once,
+    ) -> None:
+        """Each rank gives something else to each other one; see `StageRows`."""
         room = self._room_each()
 
         def put(number: int, slot: memoryview) -> None:
+            ready(number * room, (number + 1) * room)
             self._put_each(gives, number, slot, room)
 
         def use(number: int, shared: int) -> None:
@@ -185,6 +211,7 @@ class _Run(Passes):
                 piece = self._piece(place, shared, room, stop - start)
                 for at, view in views_of(takes[place], start, stop):
                     self._c.copy(view, piece[at : at + len(view)])
+            passed(number * room, (number + 1) * room)
 
         given, expected = [size_of(each) for each in gives], [size_of(each) for each in takes]
         self._pass(Shape(gives=given, room=room, takes=expected), put, use)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
@@ -164,6 +164,21 @@ class OpenCall:
         views = part.gives if span.buffer is Buffer.GIVES else part.takes
         whole = views[span.index]
         return whole if span.size == whole.nbytes else whole[span.start : span.stop]
+
+    def leaving(self, spans: Iterable[Span]) -> list[memoryview]:
+        """The memory of spans that leave this rank now. What is input was looked at, if need be.
+
+        Raises:
+            BadValue: it has a value that is not finite, and the gate is closed to it.
+        """
+        chosen = list(spans)
+        views = [self.view(span) for span in chosen]
+        assert self.opening is not None
+        if self.values.gate is not None and not self.opening.checked:
+            for span, view in zip(chosen, views, strict=True):
+                if span.buffer is Buffer.GIVES:
+                    self.values.require_finite(span, view)
+        return views
 
     def _scratched(self) -> memoryview:
         with self._lock:
