@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from andon.protocol.records import PositionRange
+from andon.protocol.records import PositionRange, RecordKind
 from andon.protocol.shards import next_batch, reassign
 from andon_coordinator.core import dealing, late
 from andon_coordinator.core.members import LineMember
@@ -90,7 +90,9 @@ def lets_transfer(core: CoreState) -> bool:
 
 def _left_over(core: CoreState) -> bool:
     """Whether workers may hold changes of blocks that the last step did not exchange."""
-    left_over = core.attempts.left_over
+    record, left_over = core.chain.record, core.attempts.left_over
+    if record is not None and record.kind is RecordKind.MARK:
+        return False  # It drops whatever workers had, and no round has ended since.
     if left_over is None:
         # A restarted coordinator can't know, nor one that took the head over from a worker.
         return core.settings.policy.in_fragments and core.chain.step > 0

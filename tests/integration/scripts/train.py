@@ -218,6 +218,28 @@ def step(optimizer: torch.optim.Optimizer, bodies: int, spec: dict[str, Any]) ->
         del spec["ruin_at"]
 
 
+class Gate:
+    """A registered thing; on a worker that has trained, a state is loaded once there is a file."""
+
+    def __init__(self, line: Line, until: str) -> None:
+        self._line, self._until = line, Path(until)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, _state: dict[str, Any]) -> None:
+        if self._line.step:
+            self._until.with_suffix(".here").touch()
+            while not self._until.exists():
+                time.sleep(0.01)
+
+
+def hold_states(line: Line, spec: dict[str, Any]) -> None:
+    """Holds a worker where it loads a state, if the spec asks for it."""
+    if "gate" in spec:
+        line.register("gate", Gate(line, spec["gate"] + str(spec["slot"])))
+
+
 def log(line: Line, spec: dict[str, Any], seen: dict[str, Any]) -> None:
     """Logs a number of this step and worker, if the spec asks for it."""
     if spec.get("logs"):
@@ -256,6 +278,7 @@ def train_on_the_line(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
     model, optimizer, loader, scheduler = line.prepare(
         model, optimizer, loader, scheduler, micro_batch_size=spec.get("micro")
     )
+    hold_states(line, spec)
     poison(line, model, spec)
     seen: dict[str, Any] = {"losses": [], "indices": [], "halts": [], "gradients": []}
 
