@@ -204,7 +204,7 @@ class ScriptedSeat:
     def abandon(self, message: str) -> None:
         """Nobody else is here."""
 
-    def stop_line(self, kind: str, message: str) -> None:
+    def stop_line(self, kind: str, message: str) -> bool:
         raise AssertionError(f"{kind}: {message}")
 
     def hold(self) -> bool:

@@ -333,6 +333,16 @@ def test_a_script_that_waits_for_what_the_line_did_not_do_begins_anew(
     assert what in found[0].why
 
 
+def test_a_defect_of_a_worker_that_makes_up_the_runs_last_step_waits_for_no_answer() -> None:
+    conversation = installed(attended(), committed(stop_reason="max-steps"))
+    conversation.halt_line("CHECKPOINT", "no space")
+
+    assert wait_for(conversation, Wait.ANSWER) == []
+    assert not conversation.answered()
+    make_step(conversation)
+    assert wait_for(conversation, Wait.COMMIT) == [StepDone(KEY)]
+
+
 @pytest.mark.parametrize(
     ("events", "lacks"),
     [

@@ -322,6 +322,7 @@ class Writer:
         config = LineConfig(run_dir=run_dir, **settings)
         self.checkpoints = WorkerCheckpoints(config, torch.device("cpu"), self.work)
         self.halts: list[str] = []
+        self.answers = True
         self.talk = Talk()
 
     def member(self, step: int, **assigned: Any) -> SoloMember:
@@ -332,10 +333,11 @@ class Writer:
         )
         member.talk = self.talk
 
-        def stop_line(kind: str, message: str) -> None:
+        def stop_line(kind: str, message: str) -> bool:
             self.halts.append(f"{kind} at {step}: {message}")
+            return self.answers
 
-        member.stop_line = stop_line  # type: ignore[method-assign]  # an operator answers at once
+        member.stop_line = stop_line  # type: ignore[method-assign]  # answered at once, or never
         return member
 
     def step(self, step: int, *, over: bool = False, **assigned: Any) -> bytes:
@@ -454,6 +456,20 @@ def test_what_fails_beside_training_halts_the_line_and_is_written_after_the_answ
     writer.between(4)
     writer.end()
     assert writer.steps == [4, 3]
+
+
+def test_what_cannot_be_written_is_given_up_once_nobody_can_answer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = Writer(tmp_path, checkpoint_every=2)
+    writer.answers = False
+    (tmp_path / "checkpoints").touch()
+
+    writer.between(2, over=True)
+
+    assert len(writer.halts) == 1
+    assert "step-00000002 could not be written: " in caplog.text
+    assert "and the run is over" in caplog.text
 
 
 def test_weights_that_a_script_writes_beside_the_copy_are_in_no_checkpoint(

@@ -317,6 +317,18 @@ def test_a_defect_is_reported_once_a_stream_until_the_line_is_halted_and_answere
     assert (halted, conversation.over) == (False, True)
 
 
+def test_a_defect_of_a_run_that_is_over_waits_for_no_answer() -> None:
+    conversation = joined()
+    conversation.halt_line("CHECKPOINT", "the disk is full")
+    conversation.wait_for(Wait.ANSWER)
+    conversation.poll()
+
+    conversation.receive(Dismissed("drained", "drained"))
+
+    assert (conversation.over, conversation.poll()) == (True, [])
+    assert not conversation.answered()
+
+
 def test_a_defect_of_a_line_in_a_halt_waits_for_that_ones_answer() -> None:
     conversation = waiting(Wait.WORK)
     conversation.receive(Halted(HALT))

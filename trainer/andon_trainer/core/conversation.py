@@ -183,6 +183,11 @@ class Conversation:
         self._defect = None if self.state.halt is not None else (kind, message)
         self._reported_on = None
 
+    def answered(self) -> bool:
+        """Whether somebody answered that; False: the run is over, and nobody will."""
+        given_up, self._defect = self._defect is not None, None
+        return not given_up
+
     def abandon(self, message: str) -> list[Effect]:
         """Gives the present round up: all workers will try the step again."""
         if self.state.phase is not RoundPhase.OPEN:
@@ -240,7 +245,10 @@ class Conversation:
             case Wait.NUMBER:
                 return self._result is not None
             case Wait.ANSWER:
-                return state.halt is None and self._defect is None
+                # A run that is over can't be halted any more. To a learner it is over as soon as it
+                # was told of the last step: those who made that wait for nothing but its leaving.
+                ends = state.dismissed or self.attending.ends_run
+                return state.halt is None and (self._defect is None or ends)
             case None:
                 return True
 

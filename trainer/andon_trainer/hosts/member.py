@@ -131,10 +131,10 @@ class LeaderMember:
         refuse_other_weights([each.given for each in called], self.position.step)
         self._tell(lambda: self._member.compare(digest))
 
-    def stop_line(self, kind: str, message: str) -> None:
+    def stop_line(self, kind: str, message: str) -> bool:
         """Halts the line between two steps; the others wait in their next call meanwhile."""
         try:
-            self._member.stop_line(kind, message)
+            return self._member.stop_line(kind, message)
         except BaseException as error:
             self._group.meet(Failure.of(error))
             raise

@@ -63,8 +63,11 @@ class RunMember(Protocol):
 class WorkerMember(RunMember, Protocol):
     """The place of the process that acts for its whole worker: it is alone in it, or leads it."""
 
-    def stop_line(self, kind: str, message: str) -> None:
-        """Halts the line between two steps; returns once an operator has answered."""
+    def stop_line(self, kind: str, message: str) -> bool:
+        """Halts the line between two steps; returns once an operator has answered.
+
+        False: the run is over, and nobody will answer.
+        """
 
     def all_gather(self, data: bytes) -> tuple[bytes, ...]:
         """What each worker of the roster gives, in the same order on all of them."""

@@ -435,13 +435,14 @@ class Membership:
         self._do(self._conversation.refuse(fault))
         self._wait(Wait.VERDICT)
 
-    def stop_line(self, kind: str, message: str) -> None:
+    def stop_line(self, kind: str, message: str) -> bool:
         """Halts the line, between two steps, for what this worker can't fix.
 
-        Returns once an operator has answered.
+        Returns once an operator has answered; False: the run is over, and nobody will.
         """
         self._conversation.halt_line(kind, message)
         self._wait(Wait.ANSWER)
+        return self._conversation.answered()
 
     def await_averages(self, *, last: bool = True) -> AveragesComplete | None:
         """Waits for the exchange's averages; None if the round is void.

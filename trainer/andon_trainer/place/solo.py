@@ -91,7 +91,7 @@ class SoloMember:
     def abandon(self, message: str) -> None:
         """Does nothing: no other worker waits."""
 
-    def stop_line(self, kind: str, message: str) -> None:
+    def stop_line(self, kind: str, message: str) -> bool:
         """Raises LineHalted: no operator could answer."""
         reason = HaltReason[kind]
         text = f"worker 0, {reason.label}: {message}"

@@ -338,8 +338,8 @@ class WorkerCheckpoints:
             facts = self._facts(member, plan, "")
             cut = replica.cut(folder, facts, generators, self._room, at_once=at_once)
         except (OSError, TypeError, ValueError) as error:
-            self._halt(member, error, folder)
-            self._write(replica, member, plan)
+            if self._halt(member, error, folder):
+                self._write(replica, member, plan)
             return
         writing = self._writing = _Writing(step, folder, facts.head, cut, began)
         rotate = self._rotation(step)
@@ -470,14 +470,15 @@ class WorkerCheckpoints:
                 self._note(member, writing.step, writing.folder, writing.head)
                 self._name_best(writing.folder, writing.step)
         except (OSError, TypeError, ValueError) as error:
-            log.error(  # noqa: TRY400  # the error says what a person needs
-                "the checkpoint %s could not be written: %s", writing.folder, error
-            )
+            log.error(_not_written(writing.folder, error))  # noqa: TRY400  # it says all
 
     # ------------------------------------------------------------------ in the script's thread
 
     def _write(self, replica: Replica, member: WorkerMember, plan: RunPlan) -> None:
-        """Writes the checkpoint of the last commit; while that fails the line is halted."""
+        """Writes the checkpoint of the last commit; while that fails the line is halted.
+
+        If the run is over meanwhile, it is given up.
+        """
         here = member.position
         member.talk.show("BUSY", "writing a checkpoint")
         began, folder = time.perf_counter(), self._folder(here.step)
@@ -488,7 +489,8 @@ class WorkerCheckpoints:
             try:
                 replica.save(folder, facts, generators)
             except (OSError, TypeError, ValueError) as error:
-                self._halt(member, error, folder)
+                if not self._halt(member, error, folder):
+                    return
             else:
                 break
         self._failed = False
@@ -497,16 +499,22 @@ class WorkerCheckpoints:
             member.timeline.span("checkpoint", began)
         member.talk.show("IDLE")
 
-    def _halt(self, member: WorkerMember, error: Exception, folder: Path) -> None:
+    def _halt(self, member: WorkerMember, error: Exception, folder: Path) -> bool:
         """Halts the line for a checkpoint; returns once an operator has answered.
 
         After a TypeError or ValueError too: `register` checked the state, and it has something in
         it now that can't be kept.
+
+        Returns:
+            False: the run is over, and nobody will answer.
         """
         text = str(error)
         if isinstance(error, OSError):
             text = error.strerror or text
-        member.stop_line("CHECKPOINT", f"{text} ({folder})")
+        answered = member.stop_line("CHECKPOINT", f"{text} ({folder})")
+        if not answered:
+            log.error("%s, and the run is over", _not_written(folder, error))
+        return answered
 
     def _wrote(self, member: WorkerMember, step: int, folder: Path, head: Key) -> None:
         """A checkpoint is on disk: tells the line, and names it if it is the best one."""
@@ -515,7 +523,8 @@ class WorkerCheckpoints:
             try:
                 self._name_best(folder, step)
             except OSError as error:
-                self._halt(member, error, folder)
+                if not self._halt(member, error, folder):
+                    return
             else:
                 break
 
@@ -589,3 +598,7 @@ def _is_at_commit(here: Position) -> bool:
     """Whether a worker had part in the last commit, and has computed no more than that."""
     assigned = here.assigned
     return assigned is not None and assigned.key == here.head and assigned.ahead_batch is None
+
+
+def _not_written(folder: Path, error: Exception) -> str:
+    return f"the checkpoint {folder} could not be written: {error}"
