@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import random
 import resource
 import sys
 import time
@@ -23,6 +22,7 @@ import grpc
 import grpc.aio
 import numpy as np
 
+from andon.host.jitter import jittered
 from andon.host.keepalive import Keepalive
 from andon.protocol.capabilities import WORKER_CAPABILITIES
 from andon.protocol.layout import Block, BlockKind, Component, Layout
@@ -100,7 +100,7 @@ class ScriptedWorker:
             except grpc.aio.AioRpcError:
                 self.crowd.refused += 1
                 await self.channel.close()
-            await asyncio.sleep(wait_s * random.uniform(0.5, 1.5))
+            await asyncio.sleep(jittered(wait_s))
             wait_s = min(wait_s * _GROWTH, _LONGEST_WAIT_S)
 
     async def _try_to_join(self) -> None:

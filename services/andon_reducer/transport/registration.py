@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import grpc.aio
 
+from andon.host.jitter import jittered
 from andon.host.keepalive import MIN_PING_S, Keepalive
 from andon.host.logs import LogEvent
 from andon.host.tls import TlsError, open_aio_channel
@@ -118,8 +118,7 @@ async def stay_registered(
             text = f"not on the map of {offer.coordinator} ({why}): registering again"
             _log.warning(LogEvent("registration_lost", text, coordinator=offer.coordinator))
             logged = True
-        # Drawn at random, so that many reducers do not come back at the same moment.
-        await asyncio.sleep(max(min_wait_s, wait_s * random.uniform(0.5, 1.5)))
+        await asyncio.sleep(max(min_wait_s, jittered(wait_s)))
         wait_s = min(_GROWTH * wait_s, _LONGEST_WAIT_S)
 
 

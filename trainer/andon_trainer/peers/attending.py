@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import random
 import secrets
 import threading
 import time
@@ -21,6 +20,7 @@ from itertools import count
 
 import grpc
 
+from andon.host.jitter import jittered
 from andon.host.logs import LogEvent
 from andon.host.tls import TlsError, host_of, is_loopback
 from andon.protocol.limits import clipped
@@ -123,7 +123,7 @@ class _Tries:
             text = f"waiting for {awaited} at {address} ({why})"
             log.warning(LogEvent("coordinator_awaited", text, why=why))
         # Jittered: all ranks lose their coordinator at the same moment.
-        time.sleep(max(least_s, self._wait_s * random.uniform(0.5, 1.5)))
+        time.sleep(max(least_s, jittered(self._wait_s)))
         self._wait_s = min(_GROWTH * self._wait_s, _LONGEST_WAIT_S)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
 import secrets
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import grpc
 
+from andon.host.jitter import jittered
 from andon.host.logs import LogEvent
 from andon.host.tls import TlsError
 from andon.protocol.run_settings import Policy
@@ -194,7 +194,7 @@ class Connection:
                 text = f"waiting for {awaited} ({why})"
                 log.warning(LogEvent("coordinator_awaited", text, why=why))
             # Jittered: all workers of a line lose their coordinator at the same moment.
-            time.sleep(max(least_s, wait_s * random.uniform(0.5, 1.5)))
+            time.sleep(max(least_s, jittered(wait_s)))
             wait_s = min(_GROWTH * wait_s, _LONGEST_WAIT_S)
         # A coordinator that lost its journal learns from the next Join which terms were used.
         self.greatest_term = max(self.greatest_term, self.joined.term)
