@@ -82,7 +82,7 @@ class Slow(Dataset[torch.Tensor]):
 def test_the_line_that_a_loading_process_is_in_is_the_one_that_the_worker_waits_for() -> None:
     explainer, dataset = Explainer(gpu=lambda: None), Slow("fork")
     loader = DataLoader(dataset, num_workers=1, multiprocessing_context="fork")
-    feeder = LoaderFeeder.from_loader(loader, seed=7)
+    feeder = LoaderFeeder(loader, seed=7)
     answers: SimpleQueue[Explanation] = SimpleQueue()
 
     def ask() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Order", "splitmix64"]
+__all__ = ["Order", "mixed", "splitmix64"]
 
 _GAMMA = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -28,6 +28,14 @@ def splitmix64(state: int) -> int:
     z = ((z ^ (z >> 30)) * _FIRST) & _U64
     z = ((z ^ (z >> 27)) * _SECOND) & _U64
     return z ^ (z >> 31)
+
+
+def mixed(seed: int, *numbers: int) -> int:
+    """64 bits drawn by a seed and numbers in order, such as that of an epoch."""
+    state = splitmix64(seed)
+    for each in numbers:
+        state = splitmix64(state + each)
+    return state
 
 
 def _splitmix64_of_each(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -56,7 +64,7 @@ class Order:
             )
         if not 1 <= self.size <= 2**63:
             raise ValueError(f"an order has from 1 to 2**63 samples, not {self.size}")
-        key = splitmix64((splitmix64(self.seed) + self.epoch) & _U64)
+        key = mixed(self.seed, self.epoch)
         keys = tuple(splitmix64((key + turn * _GAMMA) & _U64) for turn in range(_ROUNDS))
         object.__setattr__(self, "_keys", keys)
         object.__setattr__(self, "_half", max(1, ((self.size - 1).bit_length() + 1) // 2))

@@ -94,7 +94,7 @@ def test_c_shard_001_loading_processes_outlive_roster_changes_and_inherit_no_cha
         num_workers=2,
         persistent_workers=persistent,
     )
-    feeder = LoaderFeeder.from_loader(loader, SEED, 2)
+    feeder = LoaderFeeder(loader, SEED, 2)
     feeder.open()
     loading = {child.pid for child in multiprocessing.active_children()}
     before = sockets("self")

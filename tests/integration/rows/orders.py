@@ -43,7 +43,7 @@ def weighted_parts() -> Parts:
 def loaded_here(parts: Parts, epoch: int, positions: Sequence[int]) -> Any:
     """The union batch as one process without loading processes loads it."""
     loader = DataLoader(parts.loader.dataset, BATCH, sampler=parts.loader.sampler)
-    feeder = LoaderFeeder.from_loader(loader, seed=0)
+    feeder = LoaderFeeder(loader, seed=0)
     share = Share(epoch, (PositionRange(min(positions), max(positions) + 1),))
     (micro_batch,) = feeder.batches(share, lambda: iter(()))
     return micro_batch.batch

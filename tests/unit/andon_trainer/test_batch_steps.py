@@ -25,7 +25,7 @@ def as_shard(items: list[Any]) -> Shard:
 def feeder_of(micro: int | None = None) -> LoaderFeeder:
     data = TensorDataset(torch.arange(16))
     loader: Any = DataLoader(data, batch_sampler=BATCHES, collate_fn=as_shard)
-    return LoaderFeeder.from_loader(loader, 0, micro)
+    return LoaderFeeder(loader, 0, micro)
 
 
 def batch(start: int) -> dict[str, Any]:

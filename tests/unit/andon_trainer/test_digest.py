@@ -19,7 +19,7 @@ SIZE = 40
 
 def digest(dataset: Dataset[Any], workers: int = 0, micro: int | None = None) -> str:
     loader = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=workers)
-    feeder = LoaderFeeder.from_loader(loader, 5, micro)
+    feeder = LoaderFeeder(loader, 5, micro)
     feeder.open()
     try:
         return feeder.digest(torch.device("cpu"))

@@ -76,7 +76,7 @@ def indices(batches: Iterable[MicroBatch]) -> list[int]:
 @pytest.fixture
 def feeders() -> Iterator[Callable[..., LoaderFeeder]]:
     with opened() as open_:
-        yield lambda **options: open_(LoaderFeeder.from_loader(loader_of(**options), SEED))
+        yield lambda **options: open_(LoaderFeeder(loader_of(**options), SEED))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

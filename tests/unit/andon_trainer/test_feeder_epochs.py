@@ -56,7 +56,7 @@ def feeders() -> Iterator[Callable[..., LoaderFeeder]]:
 
         def make(dataset: Dataset[Any], **options: Any) -> LoaderFeeder:
             loader: Any = DataLoader(dataset, batch_size=BATCH, collate_fn=as_list, **options)
-            return open_(LoaderFeeder.from_loader(loader, SEED))
+            return open_(LoaderFeeder(loader, SEED))
 
         yield make
 
@@ -256,7 +256,7 @@ def test_loop_bodies_are_counted_as_they_run(
     workers: int, micro: int | None, batches: list[list[int]] | None
 ) -> None:
     options: dict[str, Any] = {"batch_size": 5} if batches is None else {"batch_sampler": batches}
-    feeder = LoaderFeeder.from_loader(DataLoader(Curriculum(), **options), SEED, micro)
+    feeder = LoaderFeeder(DataLoader(Curriculum(), **options), SEED, micro)
 
     for rank in range(workers):
         bodies, start = 0, 0

@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from andon.protocol.order import Order
 from andon.protocol.records import PositionRange
 from andon_trainer.data.feed import Feeder, MicroBatch, ShardFeeder, Share
-from andon_trainer.data.feeder import LoaderFeeder
-from andon_trainer.data.stream_feeder import StreamFeeder
+from andon_trainer.data.stream_feeder import feeder_for
 from unit.andon_trainer import feeding
 from unit.andon_trainer.feeding import BATCH, SEED, as_list, nothing, opened
 from unit.andon_trainer.streams import Sized
@@ -65,14 +64,12 @@ def of_indices(workers: int) -> Kind:
     loader = partial(
         DataLoader, Numbers(), BATCH, shuffle=True, collate_fn=as_list, num_workers=workers
     )
-    return Kind(lambda micro: LoaderFeeder.from_loader(loader(), SEED, micro), shuffled)
+    return Kind(lambda micro: feeder_for(loader(), SEED, micro), shuffled)
 
 
 def of_a_stream(workers: int) -> Kind:
     loader = partial(DataLoader, batch_size=BATCH, collate_fn=as_list, num_workers=workers)
-    return Kind(
-        lambda micro: StreamFeeder.from_loader(loader(Sized(SIZE, SIZE)), SEED, micro), counted
-    )
+    return Kind(lambda micro: feeder_for(loader(Sized(SIZE, SIZE)), SEED, micro), counted)
 
 
 def of_shards(micro: int | None) -> Feeder:

@@ -76,7 +76,7 @@ def epoch_of(
         loader = DataLoader(
             dataset, batch_size=6, shuffle=True, collate_fn=as_list, num_workers=processes
         )
-        feeder = LoaderFeeder.from_loader(loader, SEED, micro)
+        feeder = LoaderFeeder(loader, SEED, micro)
         feeder.open()
         for start in (0, 6):
             share = Share(1, (shard_of(PositionRange(start, start + 6), rank, workers),))

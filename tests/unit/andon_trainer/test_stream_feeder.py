@@ -45,7 +45,7 @@ shares = partial(feeding.shares, size=None)
 def feeders() -> Iterator[Callable[..., StreamFeeder]]:
     with opened() as open_:
         yield lambda stream, micro=None, **options: open_(
-            StreamFeeder.from_loader(loader_of(stream, **options), SEED, micro)
+            StreamFeeder(loader_of(stream, **options), SEED, micro)
         )
 
 

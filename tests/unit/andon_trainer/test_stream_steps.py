@@ -22,7 +22,7 @@ def as_shard(items: list[int]) -> Shard:
 
 def feeder_of(size: int, micro: int | None = None) -> StreamFeeder:
     loader: Any = DataLoader(Counting(size), BATCH, collate_fn=as_shard)
-    return StreamFeeder.from_loader(loader, 0, micro)
+    return StreamFeeder(loader, 0, micro)
 
 
 def batch(start: int) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def alone(
     """What `Line.prepare` makes for a script that is alone, with a reader of the test's."""
     net, optimizer, loader = script(device)
     plan = plan_model([net])
-    feeder = LoaderFeeder.from_loader(loader, 0, micro)
+    feeder = LoaderFeeder(loader, 0, micro)
     member = SoloMember(RunPlan(global_batch=BATCH, seed=0, dataset_size=SAMPLES))
     replica = Replica([net])
     replica.optimizers = [optimizer]

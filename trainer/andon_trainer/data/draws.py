@@ -26,14 +26,13 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler
 
-from andon.protocol.order import splitmix64
+from andon.protocol.order import mixed, splitmix64
 from andon_trainer.data.digest import nested_datasets
 from andon_trainer.data.randomness import seed_generators
 from andon_trainer.state import rng
 
 __all__ = ["EpochDraws", "draw_once"]
 
-_U64 = 2**64 - 1
 _SALT = 0x73616D706C657273
 """Draws use other numbers than augmentation does."""
 _CPU = torch.device("cpu")
@@ -100,8 +99,7 @@ class EpochDraws:
         return self._draw(self._copies.of(sampler[0]), epoch)
 
     def _draw(self, copied: _Copy, epoch: int) -> list[Any]:
-        key = splitmix64((splitmix64(self._seed ^ _SALT) + epoch) & _U64)
-        return _drawn(copied, key, epoch, self._most)
+        return _drawn(copied, mixed(self._seed ^ _SALT, epoch), epoch, self._most)
 
 
 def draw_once(sampler: Iterable[Any], dataset: Any, seed: int) -> list[Any]:
@@ -120,7 +118,7 @@ def _drawn(copied: _Copy, key: int, epoch: int | None, most: int) -> list[Any]:
     try:
         seed_generators(key)
         for number, part in enumerate(parts, 1):
-            _seed(part, splitmix64((key + number) & _U64))
+            _seed(part, splitmix64(key + number))
             if epoch is not None:
                 _set_epoch(part, epoch)
         return _listed(sampler, most)

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from andon.protocol.order import splitmix64
+from andon.protocol.order import mixed, splitmix64
 from andon.protocol.records import PositionRange
 from andon.protocol.shards import Ranges
 from andon_trainer.data.digest import data_digest
@@ -35,7 +35,6 @@ __all__ = ["LoaderFeeder"]
 
 log = logging.getLogger(__name__)
 
-_U64 = 2**64 - 1
 _PROBES, _PROBE_SIZE = 4, 4
 """The digest reads this many runs of this many positions, spread over the dataset."""
 
@@ -43,15 +42,16 @@ _PROBES, _PROBE_SIZE = 4, 4
 class LoaderFeeder:
     """Feeds one rank's shares from a DataLoader. Used by one thread."""
 
-    @classmethod
-    def from_loader(
-        cls,
+    def __init__(
+        self,
         loader: DataLoader[Any],
         seed: int,
         micro_batch_size: int | None = None,
         grain: int = 0,
-    ) -> LoaderFeeder:
+    ) -> None:
         """Takes over a script's DataLoader: its dataset, its order and its way of loading.
+
+        It starts no process yet.
 
         Args:
             loader: over a map-style dataset. With `shuffle=True` samples come in the run's random
@@ -63,14 +63,6 @@ class LoaderFeeder:
             ValueError: the loader chooses samples in a way that the line can't follow, or a batch
                 is larger than the dataset and `drop_last` leaves it out.
         """
-        if micro_batch_size is not None and micro_batch_size < 1:
-            raise ValueError(f"micro_batch_size must be at least 1, not {micro_batch_size}")
-        return cls(loader, seed, micro_batch_size, grain)
-
-    def __init__(
-        self, loader: DataLoader[Any], seed: int, micro_batch_size: int | None, grain: int
-    ) -> None:
-        """Starts no process yet; see `from_loader`, which checks the arguments."""
         orders, drop_last = orders_of(loader, seed, spread=not grain)
         self._orders: Orders = orders
         self.dataset_size = orders.size
@@ -240,7 +232,7 @@ class LoaderFeeder:
         return pin_memory(batch, device)  # type: ignore[no-untyped-call]  # torch's own
 
     def _indices(self, epoch: int, piece: Piece) -> Indices:
-        seed = splitmix64((splitmix64(self._seed) + epoch) & _U64)
+        seed = mixed(self._seed, epoch)
         if self._salt:
             seed = splitmix64(seed ^ self._salt)
         return Indices(

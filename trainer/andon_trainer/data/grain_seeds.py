@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import torch
 
-from andon.protocol.order import splitmix64
+from andon.protocol.order import mixed
 from andon_trainer.data.randomness import seed_generators
 
 __all__ = ["GrainSeeds"]
 
-_U64 = 2**64 - 1
 _GRAIN, _BETWEEN, _EPOCH, _EVALUATION = 0x677261696E, 0x6265747765656E, 0x65706F6368, 0x6576616C
 """Each kind has numbers of its own."""
 
@@ -27,7 +26,7 @@ class GrainSeeds:
 
     def __init__(self, seed: int) -> None:
         """`seed` is the run's."""
-        self._seed = seed & _U64
+        self._seed = seed
 
     def grain(self, epoch: int, start: int) -> None:
         """The forward of the grain that begins at position `start` follows."""
@@ -46,11 +45,9 @@ class GrainSeeds:
         self._begin(_EVALUATION, step, batch)
 
     def _begin(self, *what: int) -> None:
-        mixed = splitmix64(self._seed)
-        for each in what:
-            mixed = splitmix64((mixed + each) & _U64)
-        seed_generators(mixed)
+        seed = mixed(self._seed, *what)
+        seed_generators(seed)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types here
-            torch.cuda.manual_seed_all(mixed)
+            torch.cuda.manual_seed_all(seed)
         elif torch.backends.mps.is_available():
-            torch.mps.manual_seed(mixed)
+            torch.mps.manual_seed(seed)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from andon.protocol.order import splitmix64
+from andon.protocol.order import mixed, splitmix64
 from andon.protocol.records import PositionRange
 from andon.protocol.shards import Ranges
 from andon_trainer.data.feed import (
@@ -44,35 +44,27 @@ __all__ = ["StreamFeeder", "feeder_for"]
 
 log = logging.getLogger(__name__)
 
-_U64 = 2**64 - 1
 _CPU = torch.device("cpu")
 
 
 class StreamFeeder:
     """Feeds one rank's shares of a stream. Used by one thread."""
 
-    @classmethod
-    def from_loader(
-        cls,
+    def __init__(
+        self,
         loader: DataLoader[Any],
         seed: int,
         micro_batch_size: int | None = None,
         grain: int = 0,
-    ) -> StreamFeeder:
-        """Takes over a script's DataLoader: its dataset and its way of loading.
+    ) -> None:
+        """Takes over a script's DataLoader: its dataset and its way of loading; see `feeder_for`.
+
+        It starts no process yet.
 
         Raises:
             ValueError: the line can't follow how the loader loads, or nothing is left of it.
         """
         refuse_stream_loader(loader)
-        if micro_batch_size is not None and micro_batch_size < 1:
-            raise ValueError(f"micro_batch_size must be at least 1, not {micro_batch_size}")
-        return cls(loader, seed, micro_batch_size, grain)
-
-    def __init__(
-        self, loader: DataLoader[Any], seed: int, micro_batch_size: int | None, grain: int
-    ) -> None:
-        """Starts no process yet; see `from_loader`, which checks the arguments."""
         assert loader.batch_size is not None
         self.dataset_size = size = length_of(loader.dataset)
         """Number of items in an epoch; None: unknown."""
@@ -246,7 +238,7 @@ class StreamFeeder:
         """The micro-batches of a share that is asked for, or read ahead; None: it can't be yet."""
         if share.epoch != self._shares.epoch and not processes_stay(self._given):
             return None
-        seed = splitmix64(splitmix64((splitmix64(self._seed) + share.epoch) & _U64))
+        seed = splitmix64(mixed(self._seed, share.epoch))
         calls = self._epochs.calls(share.epoch)
         pieces = list(share.pieces(self._micro_batch_size))
         return [
@@ -303,8 +295,10 @@ def feeder_for(
 
     Raises:
         TypeError: the dataset has neither a length and indices, nor an `__iter__`.
-        ValueError: the line can't follow how the loader loads.
+        ValueError: the line can't follow how the loader loads, or a size is below 1.
     """
+    if micro_batch_size is not None and micro_batch_size < 1:
+        raise ValueError(f"micro_batch_size must be at least 1, not {micro_batch_size}")
     if is_stream(loader.dataset):
-        return StreamFeeder.from_loader(loader, seed, micro_batch_size, grain)
-    return LoaderFeeder.from_loader(loader, seed, micro_batch_size, grain)
+        return StreamFeeder(loader, seed, micro_batch_size, grain)
+    return LoaderFeeder(loader, seed, micro_batch_size, grain)

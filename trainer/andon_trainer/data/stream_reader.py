@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from andon.protocol.order import splitmix64
+from andon.protocol.order import mixed
 from andon.protocol.shards import Ranges
 from andon_trainer.data.dataset_epochs import METHOD, DatasetEpochs, EpochCalls
 from andon_trainer.data.digest import nested_datasets
@@ -45,7 +45,6 @@ __all__ = ["StreamPiece", "StreamReader", "Wanted", "copy_of"]
 log = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
-_U64 = 2**64 - 1
 _KEPT_BYTES = 256 * 2**20
 """The most that is kept of items which may never be asked for again."""
 
@@ -239,7 +238,7 @@ class StreamReader(Dataset[Any]):
         """Begins to iterate the epoch anew, at `position` if the stream can skip."""
         stream, self._next = self.stream, 0
         self._iterator = None
-        seed_generators(splitmix64((splitmix64(self._seed) + self._epoch) & _U64))
+        seed_generators(mixed(self._seed, self._epoch))
         self._tell_epoch(stream)
         # A stream that is its own iterator is skipped in place, once it was begun.
         if position and not hasattr(stream, "__next__"):

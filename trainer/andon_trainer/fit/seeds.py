@@ -16,11 +16,9 @@ import random
 import numpy as np
 import torch
 
-from andon.protocol.order import splitmix64
+from andon.protocol.order import mixed, splitmix64
 
 __all__ = ["WorkerSeeds", "seed_everything"]
-
-_U64 = 2**64 - 1
 
 
 def seed_everything(seed: int) -> None:
@@ -35,7 +33,7 @@ class WorkerSeeds:
 
     def __init__(self, seed: int) -> None:
         """`seed` is the run's."""
-        self._seed = seed & _U64
+        self._seed = seed
         self._seen: tuple[int, int] | None = None
 
     def begin(self, step: int, rank: int) -> None:
@@ -48,5 +46,4 @@ class WorkerSeeds:
         if (step, rank) == self._seen:
             return  # The next micro-batch of the step draws further numbers.
         self._seen = step, rank
-        mixed = splitmix64(splitmix64((splitmix64(self._seed) + step) & _U64) ^ rank)
-        seed_everything(mixed % 2**63)
+        seed_everything(splitmix64(mixed(self._seed, step) ^ rank) % 2**63)
