@@ -330,7 +330,7 @@ def _task_rows(
             for spec in specs
         ]
         if how.plain is None:
-            runs = [_line(trainers, spec, how) for spec in tuned]
+            runs = [_line_told(trainers, spec, schedule) for spec in tuned]
         else:
             runs = _plain(trainers, tuned, how.plain)
         yield _compared(_row(name, schedule, tuned, runs), alone)
@@ -342,6 +342,13 @@ def _plain(trainers: Trainers, specs: list[WorkerSpec], plain: PlainSpec) -> lis
     return [
         replace(run, moved_bytes=2 * 4 * run.parameters * len(FACTORS) * run.steps) for run in runs
     ]
+
+
+def _line_told(trainers: Trainers, spec: WorkerSpec, schedule: str) -> Run:
+    """As `_line`. One seed takes minutes, and if a later one fails there is no row."""
+    run = _line(trainers, spec, SCHEDULES[schedule])
+    print(f"{spec.task} {schedule}: seed {spec.seed} ends at {run.curve[-1][1]:.4f}", flush=True)
+    return run
 
 
 def _line(trainers: Trainers, spec: WorkerSpec, schedule: Schedule) -> Run:

@@ -52,15 +52,13 @@ def work(spec: WorkerSpec) -> dict[str, Any]:
             model.zero_grad()
             line.backward(task.loss_of(model, x, y))
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            if momentum is not None:
-                momentum.stepping()
             for optimizer in optimizers:
                 optimizer.step()
             for scheduler in schedulers:
                 scheduler.step()
             committed = line.committed
             if momentum is not None and committed:
-                momentum.committed()
+                momentum.share()
     curve.append((spec.samples, unseen_loss(task, model)))
     told = {
         "curve": curve if line.is_main else [],

@@ -52,14 +52,12 @@ def train(spec: WorkerSpec, plain: PlainSpec) -> dict[str, Any]:
                 replica.zero_grad()
                 torch.autograd.backward(task.loss_of(replica, x, y))
                 nn.utils.clip_grad_norm_(replica.parameters(), 1.0)
-                if momenta:
-                    momenta[rank].stepping()
                 for optimizer in optimizers:
                     optimizer.step()
         _apply(model, replicas, outer)
         for replica, momentum in zip(replicas, momenta, strict=False):
             replica.load_state_dict(model.state_dict())
-            momentum.committed()
+            momentum.share()
     curve.append((spec.samples, unseen_loss(task, model)))
     parameters = sum(each.numel() for each in model.parameters())
     return {"curve": curve, "steps": len(windows), "parameters": parameters}
