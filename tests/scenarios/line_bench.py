@@ -17,7 +17,7 @@ from andon_coordinator.core import events as on
 from andon_coordinator.core.departures import has_last_weights
 from andon_coordinator.core.detectors import WINDOW, is_spike
 from andon_coordinator.core.line import LineCore
-from andon_coordinator.core.settings import History, LineSettings
+from andon_coordinator.core.settings import History, JournalledCheckpoint, LineSettings
 from andon_coordinator.core.spikes import SpikeDecision
 from scenarios.attesting import attested, mean_checked
 
@@ -199,14 +199,16 @@ class Journal:
             },
         )
 
-    def _checkpoints(self) -> tuple[tuple[int, on.Checkpoint], ...]:
+    def _checkpoints(self) -> tuple[JournalledCheckpoint, ...]:
         steps = {
             record.step: record.key
             for record, _ in self.records
             if record.kind is RecordKind.STEP and record.key in self.ancestry()
         }
         return tuple(
-            (each.worker, on.Checkpoint(each.step, each.folder, steps[each.step]))
+            JournalledCheckpoint(
+                each.worker, "", on.Checkpoint(each.step, each.folder, steps[each.step])
+            )
             for each in self.checkpoints
             if each.step in steps
         )

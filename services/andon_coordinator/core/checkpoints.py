@@ -10,7 +10,8 @@ It may write it beside the steps that follow, and says so. If it dies before the
 whole, the next writer makes up for it.
 
 Workers report their newest checkpoint only. So after a restart the older ones come from the
-journal, for a writer that reports one of the same folder.
+journal, for a worker that reports one of the same folder on the same host. Its slot says nothing: a
+worker on another host may have taken it, with a folder of the same name.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from andon.protocol.records import Key
 from andon_coordinator.core.effects import Effect, NoteCheckpoint, NoteOverdue, NoteWriter
 from andon_coordinator.core.events import Checkpoint, JoinRequest
 from andon_coordinator.core.members import LineMember
+from andon_coordinator.core.settings import JournalledCheckpoint
 
 __all__ = ["REMEMBERED", "KnownCheckpoint", "RunCheckpoints"]
 
@@ -70,8 +72,8 @@ class RunCheckpoints:
     """The last checkpoint's own folder."""
     known: deque[KnownCheckpoint] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """The last ones whose records are known, by rising steps."""
-    journalled: Sequence[tuple[int, Checkpoint]] = ()
-    """Those of earlier coordinators, and the worker that reported each; see `History`."""
+    journalled: Sequence[JournalledCheckpoint] = ()
+    """Those of earlier coordinators; see `History`."""
     begun: int = 0
     """The step of one that the writer is writing, by its own report; 0 if none."""
     overdue: int = 0
@@ -127,19 +129,22 @@ class RunCheckpoints:
     def _take_over(
         self, worker: int, reported: Checkpoint, line_step: int, request: JoinRequest
     ) -> None:
-        """Takes over what the journal has of a writer, without what it reports now."""
-        # The same slot and the same folder: what it reports is there, so the older ones are, too.
+        """Takes over what the journal has of a worker's folder, without what it reports now."""
+        # The same host and the same folder: what it reports is there, so the older ones are, too.
         place = _place_of(reported.folder)
         theirs = [
-            each
-            for by, each in self.journalled
-            if by == worker and _place_of(each.folder) == place and each.step != reported.step
+            noted
+            for noted in self.journalled
+            if noted.was_on(request.node_id, worker)
+            and _place_of(noted.checkpoint.folder) == place
+            and noted.checkpoint.step != reported.step
         ]
-        for each in theirs:
-            if self.step < each.step <= line_step:
-                self.step, self.folder = each.step, each.folder
-                self._know(each, request)
-        self.journalled = [each for each in self.journalled if each[1] not in theirs]
+        for noted in theirs:
+            written = noted.checkpoint
+            if self.step < written.step <= line_step:
+                self.step, self.folder = written.step, written.folder
+                self._know(written, request)
+        self.journalled = [each for each in self.journalled if each not in theirs]
 
     def _know(self, checkpoint: Checkpoint, request: JoinRequest) -> None:
         if checkpoint.head is None or request.checkpoints is None:

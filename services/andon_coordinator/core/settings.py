@@ -206,6 +206,22 @@ class LineSettings:
         return "interleaved shares" if self.pacing.interleaved else ""
 
 
+@dataclass(frozen=True, slots=True)
+class JournalledCheckpoint:
+    """A checkpoint that a worker reported to an earlier coordinator."""
+
+    worker: int
+    joined: str
+    """What the journal says of that worker's join before it: `on HOST (DEVICE)`; empty: nothing."""
+    checkpoint: Checkpoint
+
+    def was_on(self, host: str, worker: int) -> bool:
+        """Whether it was written on a host; where nobody knows that, whether by that worker."""
+        if not (host and self.joined):
+            return worker == self.worker
+        return self.joined.startswith(f"on {host} (")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """What the journal holds when a coordinator starts; all defaults for a new run."""
@@ -262,9 +278,8 @@ class History:
     """What the line did by itself about spikes, oldest first."""
     comparison: bytes = field(default=b"", repr=False)
     """What was remembered of how workers compare; see `comparison`."""
-    checkpoints: tuple[tuple[int, Checkpoint], ...] = ()
-    """The last checkpoints of the head's history, each after the worker that reported it, by rising
-    steps."""
+    checkpoints: tuple[JournalledCheckpoint, ...] = ()
+    """The last checkpoints of the head's history, by rising steps."""
 
     def __post_init__(self) -> None:
         """Refuses a plan without a layout, and a roll-back without a record."""

@@ -22,6 +22,7 @@ from andon_coordinator.core.effects import SaveEviction, SaveScalars, SaveSteere
 from andon_coordinator.core.events import Checkpoint
 from andon_coordinator.core.machine_time import TOKENS, MachineTime, Price
 from andon_coordinator.core.run_events import AGAIN, RunEvent, RunEventKind
+from andon_coordinator.core.settings import JournalledCheckpoint
 from andon_coordinator.transport.rows import DROPPED, LAST_RECORD, LOST, has_table, walk_back
 from andon_coordinator.transport.schema import compact_json, evidence_of, key_of, u64_of, u64_text
 
@@ -244,12 +245,13 @@ def run_events(database: sqlite3.Connection) -> list[RunEvent]:
     return _numbered(list(_older(database, first))) + noted
 
 
-def checkpoints(database: sqlite3.Connection) -> tuple[tuple[int, Checkpoint], ...]:
-    """The last checkpoints of the line's history, each after its worker, by rising steps."""
+def checkpoints(database: sqlite3.Connection) -> tuple[JournalledCheckpoint, ...]:
+    """The last checkpoints of the line's history, by rising steps."""
     if not has_table(database, "run_events"):
         return ()
     noted = database.execute(
-        "SELECT worker, step, text, record FROM run_events WHERE kind = ? ORDER BY id DESC LIMIT ?",
+        "SELECT id, worker, step, text, record FROM run_events WHERE kind = ? "
+        "ORDER BY id DESC LIMIT ?",
         (RunEventKind.CHECKPOINT.value, REMEMBERED),
     ).fetchall()
     least = min((each["step"] for each in noted), default=0)
@@ -258,15 +260,26 @@ def checkpoints(database: sqlite3.Connection) -> tuple[tuple[int, Checkpoint], .
         if row["step"] < least:
             break
         records.setdefault(row["step"], []).append(row)
-    found: dict[int, tuple[int, Checkpoint]] = {}
-    for worker, step, folder, last in noted:
+    found: dict[int, JournalledCheckpoint] = {}
+    for event, worker, step, folder, last in noted:
         # Those that were there when it was reported. After a MARK nobody knows of which of the two
         # it is. Without one it is of steps that were given up.
         then = [row for row in records.get(step, ()) if row["id"] <= last]
         if len(then) == 1:
             checkpoint = Checkpoint(step, folder, key_of(then[0]["key"]))
-            found.setdefault(step, (worker, checkpoint))
+            joined = _joined_before(database, worker, event)
+            found.setdefault(step, JournalledCheckpoint(worker, joined, checkpoint))
     return tuple(found[step] for step in sorted(found))
+
+
+def _joined_before(database: sqlite3.Connection, worker: int, event: int) -> str:
+    """What is noted of a worker's last join before an event; empty: nothing."""
+    row = database.execute(
+        "SELECT text FROM run_events WHERE kind = ? AND worker = ? AND id < ? "
+        "ORDER BY id DESC LIMIT 1",
+        (RunEventKind.JOINED.value, worker, event),
+    ).fetchone()
+    return "" if row is None else str(row["text"]).removeprefix(AGAIN)
 
 
 def notices(database: sqlite3.Connection) -> dict[int, str]:

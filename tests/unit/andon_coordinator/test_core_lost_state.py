@@ -16,7 +16,7 @@ from andon_coordinator.core import lost_state
 from andon_coordinator.core.chain import Chain
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.events import Checkpoint, CheckpointPlan, JoinRequest
-from andon_coordinator.core.settings import LineSettings
+from andon_coordinator.core.settings import JournalledCheckpoint, LineSettings
 from andon_coordinator.core.state import CoreState
 from scenarios.line_bench import Bench
 
@@ -123,6 +123,23 @@ def test_a_checkpoint_has_proved_good_once_the_step_after_it_was_made() -> None:
 
     # The one of step 2 is not kept any more.
     assert [each and each.step for each in found] == [8, 4, None]
+
+
+def test_a_checkpoint_is_on_the_host_that_wrote_it_whoever_has_its_slot_now() -> None:
+    noted = [
+        JournalledCheckpoint(0, "on a (CPU)", Checkpoint(step, f"/runs/{step}", Key(1, step)))
+        for step in (2, 4)
+    ]
+    checkpoints = RunCheckpoints(journalled=noted)
+    newest = Checkpoint(6, "/runs/6", Key(1, 6))
+
+    elsewhere, there = (replace(joined_to_write(7, keep=3), node_id=host) for host in "ba")
+    checkpoints.note_written(0, newest, 4, elsewhere)
+    before = list(checkpoints.known)
+    checkpoints.note_written(1, newest, 4, there)
+
+    assert before == []
+    assert [(each.step, each.host) for each in checkpoints.known] == [(2, "a"), (4, "a")]
 
 
 def joined_to_write(incarnation: int, keep: int) -> JoinRequest:

@@ -15,6 +15,7 @@ from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon.protocol.scalars import Scalar
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
+from andon_coordinator.core.settings import JournalledCheckpoint
 from andon_coordinator.transport import journal as journal_module
 from andon_coordinator.transport.journal import Journal
 from andon_coordinator.transport.reader import JournalReader, LoggedScalar
@@ -102,8 +103,12 @@ def test_a_roll_back_takes_the_scalars_and_checkpoints_of_the_steps_that_it_undo
         )
         for step in (1, 2)
     )
+    came = effects.SaveRunEvent(
+        replace(event(0, "again, on a (CPU)", RunEventKind.JOINED), worker=2, step=1)
+    )
     with Writing(path) as writing:
         writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(STEP, RESULT))
+        writing.journal.save(came)
         writing.journal.save(one)
         writing.save(effects.SaveRecord(second, RESULT))
         writing.journal.save(two)
@@ -111,7 +116,8 @@ def test_a_roll_back_takes_the_scalars_and_checkpoints_of_the_steps_that_it_undo
         writing.save(effects.SaveRecord(mark, rolls_back=True), effects.SaveRecord(again, RESULT))
 
     assert [(each.step, each.value) for each in scalars(path)] == [(1, 1.0)]
-    assert reopened(path).checkpoints == ((2, events.Checkpoint(1, "/1", STEP.key)),)
+    written = events.Checkpoint(1, "/1", STEP.key)
+    assert reopened(path).checkpoints == (JournalledCheckpoint(2, "on a (CPU)", written),)
 
 
 def test_a_heartbeat_is_reported_once_its_scalars_can_be_read(path: Path) -> None:
