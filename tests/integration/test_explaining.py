@@ -62,6 +62,19 @@ def test_the_line_of_a_call_that_kept_the_interpreters_lock_is_known_after_it() 
     assert answer.guilty.line == called
 
 
+def test_a_question_that_comes_while_another_is_answered_gets_that_answer() -> None:
+    answers: SimpleQueue[Explanation] = SimpleQueue()
+
+    def ask_again() -> None:
+        explainer.asked(2, str, answers.put)
+
+    explainer = Explainer(gpu=ask_again)
+
+    explainer.asked(1, str, answers.put)
+
+    assert answers.get(timeout=10).number == 2
+
+
 class Slow(Dataset[torch.Tensor]):
     """One sample, which is there only once somebody has been told why it is not."""
 

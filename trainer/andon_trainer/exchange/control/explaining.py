@@ -62,25 +62,33 @@ class Explainer:
         self._native = threading.get_native_id()
         self._gpu = gpu
         self._busy = threading.Lock()
+        self._newest: tuple[int, Callable[[Explanation], None]] = (0, lambda _: None)
+        """The last question's number, and what takes its answer."""
         self._places = _places()
         self.watch = LockWatch(self._script)
 
     def asked(
         self, number: int, detail: Callable[[], str], send: Callable[[Explanation], None]
     ) -> None:
-        """Answers soon, from another thread; not if it is still at an earlier answer.
+        """Answers soon, from another thread; if it is still at an earlier answer, by that one.
+
+        After a call that kept the interpreter's lock several questions come at once, and whoever
+        asked waits for the last one.
 
         Args:
             number: of the question.
             detail: the script's own words for what it does.
             send: takes the answer.
         """
+        self._newest = number, send
         if not self._busy.acquire(blocking=False):
             return
 
         def answer() -> None:
             try:
-                send(self.explain(number, detail()))
+                said = self.explain(number, detail())
+                newest, to_whom = self._newest
+                to_whom(replace(said, number=newest))
             except Exception:  # An answer for people is worth no run.
                 log.warning("this worker can't say why it is late", exc_info=True)
             finally:
