@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from andon.protocol.records import Key
 from andon.protocol.slowness import Explanation, Slowness, SlowPhase
+from andon_coordinator.core.events import StepTimings
 from andon_coordinator.core.suspicion import Delays
 
-__all__ = ["LEAST_S", "STEPS", "Question", "SlownessWatch", "late_after_s"]
+__all__ = ["LEAST_S", "STEPS", "Question", "SlownessWatch", "StepWaits", "late_after_s"]
 
 _FACTOR = 1.5
 LEAST_S = 0.3
@@ -43,6 +45,19 @@ class Question:
     """When the round was complete; None: it is not, as far as is known."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepWaits:
+    """Who was last in a step, and for how long the others waited."""
+
+    last: int | None
+    """None: nobody stood out."""
+    waited_s: float
+    seconds: float
+    """How long the step took."""
+    timings: Mapping[int, StepTimings]
+    """By worker."""
+
+
 @dataclass(slots=True, eq=False)
 class SlownessWatch:
     """What is known of who was slow, and the question that is open."""
@@ -57,10 +72,8 @@ class SlownessWatch:
     """The key of the last lateness, how often it was asked about, and when again at the soonest."""
     idle_since: float | None = None
     """Since when some wait for work, and others have not asked."""
-    waits: deque[tuple[int | None, float, float]] = field(
-        default_factory=lambda: deque(maxlen=STEPS)
-    )
-    """Of each step who was last, how long the others waited for it, and how long it took."""
+    waits: deque[StepWaits] = field(default_factory=lambda: deque(maxlen=STEPS))
+    """Of the last steps."""
     due_s: float | None = None
     """After how long in a round somebody who is slow in every step is asked; None: nobody is."""
     told: dict[int, float] = field(default_factory=dict)

@@ -6,7 +6,7 @@ Pure. Whatever the cause is, the line of code is named with it.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from andon.protocol.limits import clipped
@@ -203,13 +203,16 @@ _SAID: dict[SlowCause, Callable[[_Told], str]] = {
 # ------------------------------------------------------------------ of a worker that is not asked
 
 
-def by_timings(
-    worker: int, mine: StepTimings, others: Sequence[StepTimings]
-) -> tuple[SlowPhase, str]:
-    """What the times of one step say of the worker that the others waited for."""
+def by_timings(worker: int, steps: Sequence[Mapping[int, StepTimings]]) -> tuple[SlowPhase, str]:
+    """What the times of steps say of the worker that the others waited for in each of them."""
 
     def more(of: Callable[[StepTimings], float]) -> float:
-        return of(mine) - statistics.median(map(of, others))
+        # Of each step by itself: one in which it stood still says nothing of the others.
+        return statistics.median(
+            of(step[worker])
+            - statistics.median(of(each) for other, each in step.items() if other != worker)
+            for step in steps
+        )
 
     parts = {
         SlowPhase.DATA: more(lambda each: each.data_s),

@@ -32,7 +32,7 @@ from andon.protocol.records import Key
 from andon.protocol.slowness import Explanation, Slowness, SlowPhase
 from andon_coordinator.core.effects import LineState, NoteSlowness, SaveSlowness, SendExplain
 from andon_coordinator.core.events import ExplanationArrived
-from andon_coordinator.core.lateness import LEAST_S, STEPS, Question, late_after_s
+from andon_coordinator.core.lateness import LEAST_S, STEPS, Question, StepWaits, late_after_s
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.slow_cause import UNSENT_BYTES, host_lacks
@@ -326,14 +326,14 @@ def committed(core: CoreState, round_: StepRound, seconds: float) -> None:
     if last is not None:
         others = [each.wait_s for worker, each in timings.items() if worker != last]
         waited_s = statistics.median(others) - timings[last].wait_s
-    watch.waits.append((last, waited_s, seconds))
+    watch.waits.append(StepWaits(last, waited_s, seconds, timings))
     if last is None or len(watch.waits) < STEPS or watch.due_s is not None:
         return
-    mine = [(waited, step_s) for worker, waited, step_s in watch.waits if worker == last]
+    mine = [each for each in watch.waits if each.last == last]
     if len(mine) < _LAST_IN:
         return
-    waited_s = statistics.median(waited for waited, _ in mine)
-    step_s = statistics.median(step for _, step in mine)
+    waited_s = statistics.median(each.waited_s for each in mine)
+    step_s = statistics.median(each.seconds for each in mine)
     told_at, member = watch.told.get(last), core.members.get(last)
     if waited_s < _WAITED * step_s or (told_at is not None and core.now < told_at + _HOUR_S):
         return
@@ -342,9 +342,7 @@ def committed(core: CoreState, round_: StepRound, seconds: float) -> None:
         watch.due_s = step_s - waited_s / 2
         return
     watch.told[last] = core.now
-    phase, text = by_timings(
-        last, timings[last], [each for worker, each in timings.items() if worker != last]
-    )
+    phase, text = by_timings(last, [each.timings for each in mine])
     _note(
         core,
         Slowness(

@@ -21,7 +21,7 @@ from andon_coordinator.core import events as on
 from andon_coordinator.core.events import Activity, StepTimings
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.core.slow_cause import SlowCause, cause_of
-from andon_coordinator.core.slow_words import sentence
+from andon_coordinator.core.slow_words import by_timings, sentence
 from scenarios.line_bench import Bench
 
 TICK_S = 0.05
@@ -238,6 +238,15 @@ def test_one_that_is_last_in_every_step_is_told_of_by_its_times() -> None:
 
     assert [slow.worker for slow in told_in(done)] == [1]
     assert told_in(again) == []
+
+
+def test_one_step_in_which_it_stood_still_does_not_tell_of_all_steps() -> None:
+    usual = {0: StepTimings(busy_s=0.1), 1: StepTimings(busy_s=0.16)}
+    stall = {0: StepTimings(data_s=0.1), 1: StepTimings(data_s=2.1)}
+
+    _, text = by_timings(1, [*[usual] * 11, stall])
+
+    assert "its forward and backward took 0.06 s longer a step" in text
 
 
 def test_the_journal_keeps_a_few_an_hour_and_one_of_a_kind() -> None:
