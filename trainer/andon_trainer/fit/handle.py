@@ -9,8 +9,9 @@ wait for the line, so that reading beside it costs a step little. And the line's
 used to one training thread, whichever it is.
 
 Three things belong to the process, not to the thread. Its random generators: whoever draws from
-PyTorch's, NumPy's or Python's while a run trains changes that run's dropout masks, and not its
-order of samples. Signals: Python hands them to the main thread, so a SIGTERM ends the program
+PyTorch's, NumPy's or Python's meanwhile changes the run's first weights, if they are just being
+made, and its dropout masks; not its order of samples. The line's own threads draw from none of
+them. Signals: Python hands them to the main thread, so a SIGTERM ends the program
 there, and the program's end makes the worker leave. And there is one line in a process, so one run
 at a time.
 
