@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -35,6 +36,8 @@ class Leaving:
         """Does not want to leave, and has no step: it has not joined yet."""
         self._wanted = False
         self._at_once = True
+        self._released_by: float | None = None
+        """Until when it waits for the line to let it go; None: it gave no notice."""
 
     def joined(self) -> None:
         """Notes that from now on there may be a step to finish."""
@@ -49,6 +52,17 @@ class Leaving:
     def wanted(self) -> bool:
         """Whether it wants to leave."""
         return self._wanted
+
+    def give_notice(self, grace_s: float) -> None:
+        """Notes that the line was told, and lets it go within that time."""
+        self._released_by = time.monotonic() + grace_s
+
+    @property
+    def release_in_s(self) -> float | None:
+        """How long it waits to be let go, at most; 0: no longer; None: it gave no notice."""
+        if self._released_by is None:
+            return None
+        return max(0.0, self._released_by - time.monotonic())
 
     def refuse_to_wait(self) -> None:
         """Raises Terminated if this worker wants to leave."""

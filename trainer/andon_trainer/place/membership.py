@@ -120,8 +120,6 @@ class Membership:
         self._learner = Learner(self._link, self._route, self._inbox)
         self._link.hear = self._learner.hear
         self._leaving = Leaving()
-        self._released_by: float | None = None
-        """Until when it waits for the line to let it go; None: it gave no notice."""
         origin = candidate.origin
         self._habit = Habit()
         self.talk = LineTalk(
@@ -236,7 +234,7 @@ class Membership:
         # The flag first: the event wakes the thread that waits, and that looks at the flag then.
         again, finishes = self._leaving.wanted, self._leaving.want()
         if finishes and not again and NOTICE in self._link.coordinator_can:
-            self._released_by = time.monotonic() + self._config.notice_grace_s
+            self._leaving.give_notice(self._config.notice_grace_s)
             self._link.control.give_notice(why)
         self._inbox.put(LeaveWanted())
         return finishes
@@ -600,7 +598,7 @@ class Membership:
         try:
             while not conversation.over:
                 self._hear()
-                if conversation.may_leave and not self._release_in_s:
+                if conversation.may_leave and not self._leaving.release_in_s:
                     # The signal's handler sets a flag, and the exception comes from here: between
                     # two steps nothing is left half done.
                     self._leaving.refuse_to_wait()
@@ -613,19 +611,12 @@ class Membership:
         finally:
             conversation.wait = None  # The script runs, even if it was an exception that ended it.
 
-    @property
-    def _release_in_s(self) -> float | None:
-        """How long it waits to be let go, at most; 0: no longer; None: it gave no notice."""
-        if self._released_by is None:
-            return None
-        return max(0.0, self._released_by - time.monotonic())
-
     def _next(self) -> list[Effect]:
         """Waits for the next event, and for what a learner lacks no longer than it may take."""
         conversation = self._conversation
         lacks = conversation.lacks_averages
         patience_s = self._learner.patience_s(lacks=lacks, now=time.monotonic())
-        release_in_s = self._release_in_s if conversation.may_leave else None
+        release_in_s = self._leaving.release_in_s if conversation.may_leave else None
         if release_in_s is not None and (patience_s is None or release_in_s < patience_s):
             event = self._inbox.take(release_in_s)
             return [] if event is None else conversation.receive(event)

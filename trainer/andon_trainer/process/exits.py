@@ -148,14 +148,7 @@ class ProcessExit:
                     _write_collected()
                     raise SystemExit(ours.exit_code)
 
-        hook.andon = True  # type: ignore[attr-defined]  # marks our own
-        sys.excepthook = hook
-
-        def undo() -> None:
-            if sys.excepthook is hook:
-                sys.excepthook = previous
-
-        self._undo.append(undo)
+        self._put(sys, "excepthook", hook)
 
     def _take_exit(self) -> None:
         leave = sys.exit
@@ -164,14 +157,7 @@ class ProcessExit:
             self._note(status)
             leave(status)
 
-        exit_noted.andon = True  # type: ignore[attr-defined]  # marks our own
-        sys.exit = exit_noted
-
-        def undo() -> None:
-            if sys.exit is exit_noted:
-                sys.exit = leave
-
-        self._undo.append(undo)
+        self._put(sys, "exit", exit_noted)
 
     def _take_quitter(self) -> None:
         """Notes the code of `exit(1)` and `quit(1)`, which do not come to `sys.exit`."""
@@ -184,12 +170,16 @@ class ProcessExit:
             self._note(code)
             call(this, code)
 
-        call_noted.andon = True  # type: ignore[attr-defined]  # marks our own
-        quitter.__call__ = call_noted
+        self._put(quitter, "__call__", call_noted)
+
+    def _put(self, owner: object, name: str, ours: Any) -> None:
+        """Puts a function of ours in another's place until the end, or until somebody does it."""
+        previous, ours.andon = getattr(owner, name), True
+        setattr(owner, name, ours)
 
         def undo() -> None:
-            if vars(quitter)["__call__"] is call_noted:
-                quitter.__call__ = call
+            if getattr(owner, name) is ours:
+                setattr(owner, name, previous)
 
         self._undo.append(undo)
 
