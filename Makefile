@@ -113,7 +113,7 @@ screenshots: browser  ## makes the documentation's pictures of the board anew
 test-core:  ## the tests that need no PyTorch, in a separate environment: make test-core PYTHON=python3.13
 	$(call environment,$(CORE))
 	$(CORE)/bin/python -m pip install --quiet --upgrade -c constraints.txt pip
-	$(CORE)/bin/python -m pip install --quiet -c constraints.txt -e '.[certs]' -e conformance --group dev
+	$(CORE)/bin/python -m pip install --quiet -c constraints.txt -e '.[certs]' -e conformance --group core
 	$(CORE)/bin/python -m pip install --quiet --dry-run -c constraints.txt -e '.[trainer]'
 	$(CORE)/bin/python -m pytest -q -rfE -n 2 $(or $(ARGS),--ignore=tests/unit/project tests/unit \
 		tests/integration/test_console_run.py \
