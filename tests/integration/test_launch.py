@@ -12,37 +12,20 @@ from typing import Any
 
 import pytest
 
-from integration.fixtures.console import finish as end_of
-from integration.fixtures.console import lines_until, standby_of, start_warm
-from integration.fixtures.launched import Launched
-from integration.harness import (
-    SCRIPTS,
-    Service,
-    clean_environment,
+from integration.fixtures.console import (
     finish,
-    start_worker,
-    train,
-    train_alone,
+    lines_until,
+    run_warm,
+    standby_of,
+    start_torchrun,
+    start_warm,
 )
+from integration.harness import SCRIPTS, Service, await_exit, start_worker, train, train_alone
 
 pytestmark = pytest.mark.integration
 
 SPEC: dict[str, Any] = {"samples": 40, "batch": 8, "steps": 6}
 SCRIPT = str(SCRIPTS / "train.py")
-
-
-def run(folder: Path, *command: str) -> str:
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def write_spec(folder: Path) -> list[str]:
@@ -56,19 +39,16 @@ def read(folder: Path) -> dict[str, Any]:
     return seen
 
 
-@pytest.mark.timeout(240)  # Four processes import PyTorch, two of them under torchrun.
 def test_the_same_script_gives_the_same_losses_however_it_is_started(tmp_path: Path) -> None:
     console, torchrun = (tmp_path / name for name in ("console", "torchrun"))
     by_environment = train(tmp_path, SPEC, 2)[0]
     solo = train_alone(tmp_path / "solo", SPEC).seen
 
-    andon = [sys.executable, "-m", "andon_cli", "run", "--workers", "2"]
-    # Without restarts it keeps no template, which would import PyTorch once more.
-    flags = ["--restarts", "0", "--report", "report.json"]
-    run(console, *andon, *flags, SCRIPT, *write_spec(console))
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", SCRIPT]
-    command = [*launcher, *write_spec(torchrun)]
-    code, output, errors = end_of(Launched("trainer", command, clean_environment(), torchrun))
+    words = ["run", "--workers", "2", "--report", "report.json", SCRIPT, *write_spec(console)]
+    code, output, errors = run_warm(console, *words)
+    assert code == 0, output + errors
+    words = ["--nproc-per-node", "2", "--standalone", SCRIPT, *write_spec(torchrun)]
+    code, output, errors = finish(start_torchrun(torchrun, *words))
     assert code == 0, output + errors
 
     report = json.loads((console / "report.json").read_text())
@@ -86,7 +66,7 @@ def test_one_worker_on_the_line_is_solo_bit_for_bit(tmp_path: Path) -> None:
     # As `andon serve --help` says: a worker that knows only the address.
     with Service(tmp_path / "run", 1) as service:
         worker = start_worker(tmp_path, spec, ANDON_ADDRESS=service.address)
-        finish([worker])
+        await_exit([worker])
 
     assert worker.seen["losses"] == alone.seen["losses"]
     assert worker.seen["digest"] == alone.seen["digest"]
@@ -123,7 +103,7 @@ def test_a_killed_service_starts_again_on_its_journal_or_the_line_is_lost(
     os.kill(told["pid"], signal.SIGKILL)
     lines_until(run, "the service was killed by SIGKILL: it starts again on its journal at once")
     (tmp_path / "go on").touch()
-    code, output, _ = end_of(run)
+    code, output, _ = finish(run)
 
     report = json.loads((tmp_path / "report.json").read_text())
     assert code == report["exit_code"] == (0 if comes_back else 5)

@@ -8,9 +8,7 @@ import pytest
 
 from andon.host.shared_dir import DEFAULT_SHARED_DIR
 from andon.host.trace import read_part
-from integration.fixtures.console import finish
-from integration.fixtures.launched import Launched
-from integration.harness import clean_environment
+from integration.fixtures.console import finish, start_torchrun
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -31,14 +29,10 @@ def services_of(folder: Path) -> list[str]:
 
 def test_a_nan_ends_the_ranks_with_code_3_and_the_next_attempt_trains(tmp_path: Path) -> None:
     before = set(DEFAULT_SHARED_DIR.glob("andon-*"))
-    command = [
-        *("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"),
-        *(str(SCRIPT), str(tmp_path)),
-    ]
+    command = ["--nproc-per-node", "2", "--max-restarts", "1", str(SCRIPT), str(tmp_path)]
 
-    # torchrun itself is forked; the ranks that it starts are new interpreters.
-    environment = clean_environment(ANDON_TRACE=str(tmp_path / "t.json"))
-    code, _, errors = finish(Launched("trainer", command, environment, tmp_path))
+    trace = str(tmp_path / "t.json")
+    code, _, errors = finish(start_torchrun(tmp_path, *command, ANDON_TRACE=trace))
 
     assert code == 0, errors
     assert "exitcode: 3" in errors
