@@ -48,7 +48,10 @@ def _copy(value: Any, known: dict[int, Any]) -> Any:
     else:
         copy = known[id(value)] = object.__new__(kind)
         for name in names_of(value):
-            object.__setattr__(copy, name, _copy(getattr(value, name), known))
+            each = getattr(value, name)
+            if not _SHARED.get(type(each)):
+                each = _copy(each, known)
+            object.__setattr__(copy, name, each)
     return copy
 
 

@@ -164,7 +164,10 @@ def _flatten(value: Any, plain: list[object], marks: list[Mark]) -> None:
     elif kind is tuple or kind is list or kind is deque:
         plain.append(len(value))
         for each in value:
-            _flatten(each, plain, marks)
+            if type(each) in _PLAIN:
+                plain.append(each)
+            else:
+                _flatten(each, plain, marks)
     else:
         flatten = _FLATTEN.get(kind)
         if flatten is None:
@@ -213,10 +216,13 @@ def _flatten_fields(
 ) -> None:
     plain.append(type(value))
     for field, marked in told:
-        if marked is None:
-            _flatten(getattr(value, field), plain, marks)
+        each = getattr(value, field)
+        if marked is not None:
+            marks.append((marked, each, 0))
+        elif type(each) in _PLAIN:  # Most are: a call for each would take longer than the rest.
+            plain.append(each)
         else:
-            marks.append((marked, getattr(value, field), 0))
+            _flatten(each, plain, marks)
 
 
 def _told(kind: type, names: Sequence[str]) -> tuple[tuple[str, int | None], ...]:

@@ -48,8 +48,10 @@ class Report:
 class _Graph:
     """Every state that was met, by number, with the way to it."""
 
-    def __init__(self) -> None:
-        self.numbers: dict[int, int] = {}
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._numbers: dict[int, int] = {}
+        self._same: dict[int, int] = {}
         self.parents = array("q")
         self.labels: list[Label] = []
         self.known: dict[Label, Label] = {}
@@ -63,14 +65,19 @@ class _Graph:
             number = self.parents[number]
         return tuple(reversed(labels))
 
-    def add(self, key: int, parent: int, label: Label) -> int | None:
+    def add(self, state: State, parent: int, label: Label) -> int | None:
         """The number of a new state; None if it is known. The edge is noted anyway."""
-        number = self.numbers.get(key)
-        new = number is None
+        new = False
+        # Most ways to a state, as those on which two things happen in another order, lead to the
+        # very same numbers: then what it is equal to is known.
+        number = self._same.get(same := hash(state))
         if number is None:
-            number = self.numbers[key] = len(self.parents)
-            self.parents.append(parent)
-            self.labels.append(self.known.setdefault(label, label))
+            number = self._numbers.get(key := self._world.key(state))
+            if new := number is None:
+                number = self._numbers[key] = len(self.parents)
+                self.parents.append(parent)
+                self.labels.append(self.known.setdefault(label, label))
+            self._same[same] = number
         if parent >= 0:
             self.sources.append(parent)
             self.targets.append(number)
@@ -90,10 +97,10 @@ def search(world: World, *, states: int = 10**9, seconds: float = 1e9) -> Report
 
 def _search(world: World, states: int, seconds: float) -> Report:
     report = Report(world.bounds)
-    graph = _Graph()
+    graph = _Graph(world)
     began = time.monotonic()
     first = world.first()
-    graph.add(world.key(first), -1, ())
+    graph.add(first, -1, ())
     layer: deque[tuple[int, State, int]] = deque([(0, first, 0)])
     ends, gone = bytearray(1), bytearray(1)
     while layer and len(graph.parents) < states and time.monotonic() - began < seconds:
@@ -103,7 +110,7 @@ def _search(world: World, states: int, seconds: float) -> Report:
             check(world, state)
             for after in (moves(world, state), faults(world, state)):
                 for label, new in after:
-                    added = graph.add(world.key(new), number, label)
+                    added = graph.add(new, number, label)
                     if added is not None:
                         layer.append((added, new, depth + 1))
                         ends.append(reached(world, new))

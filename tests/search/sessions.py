@@ -8,7 +8,6 @@ journal. Every state that can be reached is looked at once.
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from andon_coordinator.core import session_events as on
 from andon_coordinator.core.chain import Keys
 from andon_coordinator.core.events import SessionSaved, TimePassed
 from andon_coordinator.core.sessions import SessionsCore
+from search.copying import copied
 
 __all__ = ["Forbidden", "World", "search"]
 
@@ -297,7 +297,7 @@ def search(world: World, *, most: int = 100_000) -> int:
     while queue:
         here, way = queue.popleft()
         for what, who in list(here.moves()):
-            there, steps = copy.deepcopy(here), (*way, f"{what} {who}")
+            there, steps = copied(here), (*way, f"{what} {who}")
             try:
                 there.move(what, who)
                 there.check()

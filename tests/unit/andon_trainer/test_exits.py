@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,10 +10,21 @@ from collections.abc import Callable
 import pytest
 
 PREPARED = """\
-import atexit, sys
+import atexit, json, os, sys
 from andon_trainer.errors import JoinRefused, LineHalted, RunOver, WorkerDropped
 from andon_trainer.process.exits import watch_exit
 from andon.protocol.halts import HaltEvidence, HaltReason
+
+# One interpreter imports; each script is run, and ended, by a copy of it.
+for number, script in enumerate(json.load(sys.stdin)):
+    copy = os.fork()
+    if not copy:
+        break
+    print(number, os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]), flush=True)
+else:
+    os._exit(0)
+for to, name in ((1, "out"), (2, "err")):
+    os.dup2(os.open(f"{number}.{name}", os.O_CREAT | os.O_WRONLY), to)
 
 HALTED = LineHalted(HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=2))
 ending = watch_exit()
@@ -30,6 +42,7 @@ def as_hydra(task):
 def fail():
     raise HALTED
 
+exec(compile(script, "<string>", "exec"))
 """
 
 
@@ -96,20 +109,27 @@ Ended = Callable[[str], tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
-def ended() -> Ended:
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """The exit code of a script, what its end was taken for, and what it wrote on stderr."""
-    started = {
-        script: subprocess.Popen(
-            [sys.executable, "-c", PREPARED + script],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={"PYTHONPATH": ":".join(path for path in sys.path if path)},
-        )
-        for script in (*GOOD_ENDS, *(script for script, _, _ in BAD_ENDS), *OTHERS)
-    }
-    said = {script: process.communicate() for script, process in started.items()}
-    return lambda script: (started[script].returncode, said[script][0].strip(), said[script][1])
+    folder = tmp_path_factory.mktemp("ended")
+    scripts = [*GOOD_ENDS, *(script for script, _, _ in BAD_ENDS), *OTHERS]
+    done = subprocess.run(
+        [sys.executable, "-c", PREPARED],
+        cwd=folder,
+        env={"PYTHONPATH": ":".join(path for path in sys.path if path)},
+        input=json.dumps(scripts),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    codes = dict(map(int, line.split()) for line in done.stdout.splitlines())
+
+    def outcome(script: str) -> tuple[int, str, str]:
+        number = scripts.index(script)
+        said = [(folder / f"{number}.{name}").read_text() for name in ("out", "err")]
+        return codes[number], said[0].strip(), said[1]
+
+    return outcome
 
 
 @pytest.mark.parametrize("script", GOOD_ENDS)
