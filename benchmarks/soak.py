@@ -80,6 +80,9 @@ PARTS = {
     "search": Part(tests=("tests/search", "-s"), variables={"ANDON_SEARCH_STATES": "600000"}),
     "upgrades": Part(tests=("tests/upgrade",), variables={"ANDON_UPGRADES": "all"}),
     "audit": Part(tests=("tests/integration/test_audit.py",), variables={"ANDON_AUDIT": "1"}),
+    "plain": Part(
+        tests=("tests/integration/test_plain_scripts.py",), variables={"ANDON_RAY": "all"}
+    ),
     "benchmarks": Part(
         tests=tuple(
             str(each.relative_to(ROOT))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +17,7 @@ from chaos.barrier import POINTS
 from chaos.judge import judge
 from chaos.rig import PATIENCE_S, ChaosLine, await_until, chaos_line
 from integration.harness import Service, clean_environment
+from integration.nursery import nursery
 
 pytestmark = pytest.mark.integration
 
@@ -91,19 +90,17 @@ def test_a_second_coordinator_on_the_journal_is_refused_while_the_first_lives(
         line.await_progress()
         for stop in (signal.SIGCONT, signal.SIGSTOP):
             line.service.process.send_signal(stop)
-            refused = subprocess.run(
+            errors = tmp_path / f"second-{stop.name}"
+            refused = nursery("service").start(
                 [
-                    *(sys.executable, "-m", "andon_cli", "serve", "--port", "0"),
-                    *("--metrics-port", "0", "--run-dir", str(tmp_path / "run")),
-                    *("--run-id", line.service.run_id),
+                    *("-m", "andon_cli", "serve", "--port", "0", "--metrics-port", "0"),
+                    *("--run-dir", str(tmp_path / "run"), "--run-id", line.service.run_id),
                 ],
-                env=clean_environment(),
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE_S,
+                clean_environment(),
+                errors,
             )
-            assert refused.returncode == 1
-            assert "another coordinator" in refused.stderr
+            assert refused.wait(PATIENCE_S) == 1
+            assert "another coordinator" in errors.read_text()
         line.service.process.send_signal(signal.SIGCONT)
         line.await_progress()
         line.finish()

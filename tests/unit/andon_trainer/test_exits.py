@@ -122,7 +122,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
         text=True,
         check=True,
     )
-    codes = dict(map(int, line.split()) for line in done.stdout.splitlines())
+    codes = {int(number): int(code) for number, code in map(str.split, done.stdout.splitlines())}
 
     def outcome(script: str) -> tuple[int, str, str]:
         number = scripts.index(script)
