@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from andon.protocol.slowness import ProcessFacts
-from andon_trainer.exchange.control.host_looks import host_facts, look_at_host
+from andon_trainer.exchange.control.host_looks import (
+    host_facts,
+    lacks_something,
+    look_at_host,
+    look_at_others,
+    who_has_it,
+)
 
 ME, CHILD = 100, 101
 PRESSURE = "some avg10=9.00 avg60=4.00 avg300=1.00 total={}\nfull avg10=0.00 total=1\n"
@@ -29,9 +35,10 @@ def seconds_apart(root: Path, before: dict[str, str], after: dict[str, str]) -> 
     """The facts of two looks, a second apart."""
     own = {ME, CHILD}
     record(root, before)
-    first = look_at_host(own, root, lambda: 1.0)
+    host, others = look_at_host(root, lambda: 1.0), look_at_others(own, root, lambda: 1.0)
     record(root, after)
-    return host_facts(ProcessFacts(), first, look_at_host(own, root, lambda: 2.0), root)
+    facts = host_facts(ProcessFacts(), host, look_at_host(root, lambda: 2.0))
+    return who_has_it(facts, others, look_at_others(own, root, lambda: 2.0), root)
 
 
 def test_the_program_that_takes_the_cores_is_named_with_all_its_processes(tmp_path: Path) -> None:
@@ -104,3 +111,18 @@ def test_what_a_host_does_not_say_is_left_out(tmp_path: Path) -> None:
 
     assert (facts.host_busy_cores, facts.throttled, facts.cpu_pressure) == (None, None, None)
     assert (facts.busiest, facts.largest) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("facts", "lacks"),
+    [
+        (ProcessFacts(waited_for_core=0.02, cpu_pressure=1.0), False),
+        (ProcessFacts(cpu_pressure=0.9), True),
+        (ProcessFacts(waited_for_core=0.0, threads_waited=0.6), True),
+        (ProcessFacts(major_faults=3.0), True),
+    ],
+)
+def test_all_processes_are_looked_at_only_where_something_is_lacking(
+    facts: ProcessFacts, *, lacks: bool
+) -> None:
+    assert lacks_something(facts) is lacks

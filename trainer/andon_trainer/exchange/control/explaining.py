@@ -31,7 +31,13 @@ from andon.protocol.slowness import (
 )
 from andon_trainer.core.stacks import CodePlaces, phase_of, stack_of, waits_for_loading
 from andon_trainer.exchange.control.gpu_clock import GpuClock, read_gpu
-from andon_trainer.exchange.control.host_looks import host_facts, look_at_host
+from andon_trainer.exchange.control.host_looks import (
+    host_facts,
+    lacks_something,
+    look_at_host,
+    look_at_others,
+    who_has_it,
+)
 from andon_trainer.exchange.control.lock_watch import LockWatch, frames_of
 from andon_trainer.exchange.control.process_looks import (
     child_processes,
@@ -100,14 +106,18 @@ class Explainer:
         """What this worker does now. Takes a sixth of a second."""
         phase, stacks = self._taken()
         children = child_processes()
-        own = {os.getpid(), *children}
         loading = children if phase is SlowPhase.DATA else ()
-        host, first = look_at_host(own), look(self._native)
+        host, first = look_at_host(), look(self._native)
         looks = [self._waits_for_disk(loading) for _ in range(_LOOKS)]
         known = [each for each in looks if each is not None]
         disk = sum(known) / len(known) if known else None
         facts = facts_between(first, look(self._native), disk)
-        facts = host_facts(facts, host, look_at_host(own))
+        facts = host_facts(facts, host, look_at_host())
+        if lacks_something(facts):
+            own = {os.getpid(), *children}
+            others = look_at_others(own)
+            time.sleep(_APART_S / 2)
+            facts = who_has_it(facts, others, look_at_others(own))
         if phase is SlowPhase.EXCHANGE:
             # It may have been there for a moment only.
             phase, stacks = self._taken()

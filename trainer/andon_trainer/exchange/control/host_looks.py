@@ -1,8 +1,8 @@
 """Host looks: what a worker's host and its container withhold from it, and who takes it.
 
 Everything is read from /proc and from the files of control groups, of version 1 or 2, without
-privileges; what can't be read is None. A look goes over all processes of the host: a few
-milliseconds, and only when somebody asks why a worker is late.
+privileges; what can't be read is None. Only where something is lacking is it asked who has it:
+that goes over all processes of the host, which takes milliseconds of a processor that is short.
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ from pathlib import Path
 
 from andon.protocol.slowness import ProcessFacts
 
-__all__ = ["HostLook", "OtherProcess", "host_facts", "look_at_host"]
+__all__ = [
+    "HostLook",
+    "OtherProcess",
+    "OtherProcesses",
+    "host_facts",
+    "lacks_something",
+    "look_at_host",
+    "look_at_others",
+    "who_has_it",
+]
 
 _TICK = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -26,6 +35,8 @@ _MOST_PROCESSES = 4000
 _LEAST_CORES = 0.05
 """Who uses less takes nothing from anybody."""
 _STALLS = ("cpu", "memory", "io")
+_SHORT = 0.1
+"""Whose threads wait for a core for so much of the time lacks something; so with pressure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +62,20 @@ class HostLook:
     allowed_cores: float | None = None
     stalled_s: dict[str, float] = field(default_factory=dict)
     """Time in which something of the group, or of the host, waited for a resource."""
-    others: dict[int, OtherProcess] = field(default_factory=dict)
-    others_at: float = 0.0
-    """Later than the rest: where cores are short, a look at all processes takes its time."""
 
 
-def look_at_host(
-    own: Collection[int], root: Path = Path("/"), clock: Callable[[], float] = time.monotonic
-) -> HostLook:
+@dataclass(frozen=True, slots=True)
+class OtherProcesses:
+    """The processes of a host that are not this worker's, at one moment, by number."""
+
+    at: float
+    found: dict[int, OtherProcess]
+
+
+def look_at_host(root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> HostLook:
     """Reads the counters now.
 
     Args:
-        own: this process and those that it started.
         root: where `proc` and `sys` are.
         clock: says what time it is.
     """
@@ -72,7 +85,7 @@ def look_at_host(
     pages = _number(root / "proc/vmstat", "pswpin")
     groups = list(_groups(root))
     throttled = [each for folder in groups if (each := _throttled(folder)) is not None]
-    look = HostLook(
+    return HostLook(
         at=at,
         # user, nice, system, idle, waits for disks, interrupts, soft ones, stolen
         busy_s=used[0] + used[1] + used[2] + used[5] + used[6] if len(used) > 6 else None,
@@ -82,12 +95,16 @@ def look_at_host(
         allowed_cores=_allowed(groups),
         stalled_s=_stalls(root, groups),
     )
-    return replace(look, others_at=clock(), others=_others(root, own))
 
 
-def host_facts(
-    facts: ProcessFacts, first: HostLook, second: HostLook, root: Path = Path("/")
-) -> ProcessFacts:
+def look_at_others(
+    own: Collection[int], root: Path = Path("/"), clock: Callable[[], float] = time.monotonic
+) -> OtherProcesses:
+    """Looks at all processes now, but for this one and those that it started (`own`)."""
+    return OtherProcesses(clock(), _others(root, own))
+
+
+def host_facts(facts: ProcessFacts, first: HostLook, second: HostLook) -> ProcessFacts:
     """Facts of a process, with what its host did between two looks."""
     apart_s = max(second.at - first.at, 1e-6)
 
@@ -101,14 +118,6 @@ def host_facts(
         return None if stalled is None else min(1.0, stalled)
 
     throttled = rate(first.throttled_s, second.throttled_s)
-    others_apart_s = max(second.others_at - first.others_at, 1e-6)
-    cores = {
-        pid: (each.used_s - first.others[pid].used_s) / others_apart_s
-        for pid, each in second.others.items()
-        if pid in first.others and first.others[pid].name == each.name
-    }
-    busiest, busiest_cores = _busiest(cores, second, root)
-    largest = max(second.others, key=lambda pid: second.others[pid].memory_bytes, default=None)
     return replace(
         facts,
         host_busy_cores=rate(first.busy_s, second.busy_s),
@@ -120,10 +129,38 @@ def host_facts(
         cpu_pressure=part("cpu"),
         memory_pressure=part("memory"),
         disk_pressure=part("io"),
+    )
+
+
+def lacks_something(facts: ProcessFacts) -> bool:
+    """Whether a worker waits for what somebody else may have."""
+    parts = (
+        facts.waited_for_core,
+        facts.threads_waited,
+        facts.memory_pressure,
+        facts.cpu_pressure if facts.waited_for_core is None else None,
+    )
+    return bool(facts.major_faults) or any((part or 0.0) >= _SHORT for part in parts)
+
+
+def who_has_it(
+    facts: ProcessFacts, first: OtherProcesses, second: OtherProcesses, root: Path = Path("/")
+) -> ProcessFacts:
+    """Facts of a process, with who has most of the cores and of the memory of its host."""
+    before, now, apart_s = first.found, second.found, max(second.at - first.at, 1e-6)
+    cores = {
+        pid: (each.used_s - before[pid].used_s) / apart_s
+        for pid, each in now.items()
+        if pid in before and before[pid].name == each.name
+    }
+    busiest, busiest_cores = _busiest(cores, now, root)
+    largest = max(now, key=lambda pid: now[pid].memory_bytes, default=None)
+    return replace(
+        facts,
         busiest=busiest,
         busiest_cores=busiest_cores,
-        largest="" if largest is None else f"{second.others[largest].name} (process {largest})",
-        largest_bytes=None if largest is None else second.others[largest].memory_bytes,
+        largest="" if largest is None else f"{now[largest].name} (process {largest})",
+        largest_bytes=None if largest is None else now[largest].memory_bytes,
     )
 
 
@@ -150,12 +187,14 @@ def _others(root: Path, own: Collection[int]) -> dict[int, OtherProcess]:
     return found
 
 
-def _busiest(cores: dict[int, float], look: HostLook, root: Path) -> tuple[str, float | None]:
+def _busiest(
+    cores: dict[int, float], others: dict[int, OtherProcess], root: Path
+) -> tuple[str, float | None]:
     """The program that uses most, all its processes together."""
     programs: dict[str, dict[int, float]] = defaultdict(dict)
     for pid, used in cores.items():
         if used >= _LEAST_CORES:
-            programs[look.others[pid].name][pid] = used
+            programs[others[pid].name][pid] = used
     if not programs:
         return "", None
     name, most = max(programs.items(), key=lambda each: sum(each[1].values()))
