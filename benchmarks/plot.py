@@ -164,7 +164,8 @@ def _draw_curve(plot: Any, row: Mapping[str, Any], number: int) -> None:
 
 
 def draw_storm(rows: Rows) -> None:
-    """What each system keeps of its speed, and what it committed while faults struck."""
+    """What each system keeps of its speed, and what it committed while all had the same faults."""
+    shortest = min(row["storm_s"] for row in rows)
     _, (bars, plot) = plt.subplots(
         1, 2, figsize=(10, 3.2), width_ratios=(2, 3), layout="constrained"
     )
@@ -172,24 +173,26 @@ def draw_storm(rows: Rows) -> None:
         part, color = row["of_undisturbed"], f"C{number}"
         bars.barh(row["system"], part, color=color)
         bars.text(part + 0.02, number, f"{part:.0%}", va="center")
-        times = [at for at, _ in row["timeline"]]
-        first = row["timeline"][0][1] if times else 0
-        samples = [(total - first) / 1000 for _, total in row["timeline"]]
+        seen = [(at, total) for at, total in row["timeline"] if at <= shortest]
+        times = [at for at, _ in seen]
+        samples = [(total - seen[0][1]) / 1000 for _, total in seen]
         plot.step(
-            [*times, row["storm_s"]],
+            [*times, shortest],
             [*samples, samples[-1] if samples else 0],
             where="post",
             color=color,
             label=row["system"],
         )
     for at, kind in rows[0]["fault_times"]:
-        plot.axvline(at, color="black", lw=0.6, ls=_LINE_OF_FAULT[kind], alpha=0.5, zorder=0)
+        if at <= shortest:
+            plot.axvline(at, color="black", lw=0.6, ls=_LINE_OF_FAULT[kind], alpha=0.5, zorder=0)
     bars.axvline(1.0, color="black", lw=0.8)
     bars.invert_yaxis()
     bars.set(xlabel="samples a second, of those undisturbed", xlim=(0, 1.12))
     plot.set(
         xlabel="s (lines: SIGKILL of a worker; dashed: SIGSTOP; dotted: SIGKILL of the service)",
         ylabel="thousand samples committed",
+        xlim=(0, shortest),
         ylim=(0, None),
     )
     plot.legend(fontsize=7)

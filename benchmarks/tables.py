@@ -210,7 +210,7 @@ def _storm(rows: Iterable[Row]) -> str:
     """The kill table."""
     head = ("system", "of undisturbed", "ideal", "samples/s", "undisturbed", "lost", "doubled",
             "recomputed a fault", "wasted a fault", "longest pause", "loss", "replicas at the end",
-            "faults", "load")  # fmt: skip
+            "faults", "minutes", "load")  # fmt: skip
     cells = (
         (
             row["system"],
@@ -226,11 +226,12 @@ def _storm(rows: Iterable[Row]) -> str:
             _loss(row["loss_over_undisturbed"]),
             row["digest"],
             str(sum(row["faults"].values())),
+            f"{row['storm_s'] / 60:.0f}",
             f"{row['load']['storm']:.0f}",
         )
         for row in rows
     )
-    return _table(head, "lrrrrrrrrrllrr", cells)
+    return _table(head, "lrrrrrrrrrllrrr", cells)
 
 
 def _loss(found: Mapping[str, float] | None) -> str:
