@@ -137,7 +137,7 @@ def settings(bounds: Bounds) -> LineSettings:
     local, overlap, fragments = bounds.local, bounds.overlap, bounds.fragments
     return LineSettings(
         run_id="search",
-        expect_workers=bounds.expect or bounds.workers,
+        expect_workers=bounds.expected,
         min_workers=bounds.min_workers,
         max_workers=bounds.workers,
         policy=Policy(

@@ -13,19 +13,22 @@ __all__ = ["lost", "reached"]
 def reached(world: World, state: State) -> bool:
     """Whether every worker holds the line's last step, and its script is past it.
 
-    Where the line ends the run: whether every process has ended.
+    With spares: whether as many do as the line waits for. Where the line ends the run: whether
+    every process has ended.
     """
     head = world.core(state).chain.head
     if world.bounds.ends:
         workers = (world.worker(state, slot) for slot in range(world.bounds.workers))
         return all(each.place is Place.GONE for each in workers)
-    for slot in range(world.bounds.workers):
-        worker = world.worker(state, slot)
-        if worker.state.head != head or worker.state.step < world.bounds.steps:
-            return False
-        if worker.place is Place.MEAN:
-            return False
-    return True
+    needed = world.bounds.expected if world.bounds.spares else world.bounds.workers
+    workers = (world.worker(state, slot) for slot in range(world.bounds.workers))
+    done = sum(
+        each.state.head == head
+        and each.state.step >= world.bounds.steps
+        and each.place is not Place.MEAN
+        for each in workers
+    )
+    return done >= needed
 
 
 def lost(world: World, state: State) -> bool:

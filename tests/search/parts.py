@@ -288,6 +288,7 @@ def _flatten_ready(value: Ready, plain: list[object], marks: list[Mark]) -> None
 def _flatten_request(value: JoinRequest, plain: list[object], marks: list[Mark]) -> None:
     for part in (value.incarnation, value.launch_slot, value.head, value.cursor, value.step):
         _flatten(part, plain, marks)
+    plain.append(value.spare)
     _flatten(value.held_key, plain, marks)
     _flatten(value.halt, plain, marks)
     marks.append((_TERM, value.greatest_term, 0))

@@ -106,6 +106,9 @@ class Bounds:
     """Whether anything may happen while a worker computes what its exchange sends."""
     learns: bool = False
     """Whether workers learn the line's state while it trains."""
+    spares: bool = False
+    """Whether those that the line does not wait for are spares, and every process that comes in the
+    place of another."""
     grains: bool = False
     """Whether workers send the nodes of a tree, of grains of one position."""
     verifies: bool = False
@@ -113,6 +116,11 @@ class Bounds:
     ends: bool = False
     """Whether the line ends the run after the last step, and each worker leaves when it hears."""
     kinds: frozenset[str] = ALL_FAULTS
+
+    @property
+    def expected(self) -> int:
+        """How many workers the line waits for."""
+        return self.expect or self.workers
 
 
 class State(NamedTuple):

@@ -71,6 +71,10 @@ LARGE |= {
     "a learner, two chunks": replace(NEWCOMER, chunks=2),
     "a learner, two faults": replace(NEWCOMER, faults=2),
     "two learners": replace(NEWCOMER, workers=3),
+    "a spare": replace(NEWCOMER, spares=True, kinds=frozenset({"kept"})),
+    "a spare, a crash": replace(
+        NEWCOMER, faults=2, spares=True, kinds=frozenset({"kept", "crash"})
+    ),
     "a learner, local steps": replace(NEWCOMER, local=True),
     "a learner, overlap": replace(NEWCOMER, overlap=True),
     "a learner, overlap, standing requests": replace(NEWCOMER, overlap=True, standing=True),

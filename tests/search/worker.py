@@ -144,6 +144,8 @@ class Worker:
     """Whether it says when it has computed what its exchange sends."""
     learns: bool = False
     """Whether it can learn the line's state while the line trains."""
+    spare: bool = False
+    """Whether it is a spare."""
     verifies: bool = False
     """Whether it can verify; all state one arithmetic."""
     ends: bool = False
@@ -671,6 +673,7 @@ class Worker:
             greatest_term=self.greatest_term,
             halt=state.halt,
             mid_script=self.conversation.mid_script,
+            spare=self.spare,
             capabilities=frozenset(
                 name
                 for name, has in (

@@ -238,6 +238,7 @@ class World:
     ) -> None:
         """A new process takes a slot, with a checkpoint or fresh."""
         process = Incarnation(numbers * self.bounds.workers + slot)
+        later = numbers > 0 or slot >= self.bounds.expected
         worker = Worker(
             slot=slot,
             workers=self.bounds.workers,
@@ -253,6 +254,7 @@ class World:
             computes=self.bounds.computes or self.bounds.quorum,
             quorum=self.bounds.quorum,
             learns=self.bounds.learns or self.bounds.quorum,
+            spare=self.bounds.spares and later,
             verifies=self.bounds.verifies,
             ends=self.bounds.ends,
             applied=self.library.applied,

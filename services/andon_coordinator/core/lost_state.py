@@ -62,6 +62,8 @@ def is_lost(core: CoreState) -> bool:
     members, chain = core.members, core.chain
     if members.in_sync_count(chain.head) or members.any_in_grace:
         return False
+    if any(each.head == chain.head for each in members.spares()):
+        return False  # It takes part in nothing, and holds the head all the same.
     if members.live_count < core.expected or learning.may_reach_head(core):
         return False
     return not awaited(core)

@@ -85,8 +85,10 @@ def _admit_alone(core: CoreState) -> None:
 
 def _go_on_training(core: CoreState) -> None:
     evicting.look(core)
+    # Before learners are let in: a spare takes a place only in a line that has gathered.
+    workers_ready = _workers_ready(core)
     learning.admit(core)
-    if not _workers_ready(core) or not _reducers_ready(core):
+    if not workers_ready or not _reducers_ready(core):
         _wait(core)
     elif core.chain.head is None or _may_bootstrap_again(core):
         _bootstrap(core)
@@ -129,6 +131,8 @@ def _workers_ready(core: CoreState) -> bool:
         # A spare may take the place of a worker that did not come back.
         recovered = _recovery_window_over(core) and members.live_count >= core.needed
         here = members.worker_count + spares.slow_here(core)
+        if core.last_roster and not lost_state.awaited(core):
+            here = members.live_count  # Whoever lost its state meanwhile comes back as a spare.
         core.workers_ready_once = here >= core.expected or recovered
         # Numbers that were given before then waited for just that.
         syncing.answer_scalar_all_reduces(core)

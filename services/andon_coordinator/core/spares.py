@@ -12,6 +12,10 @@ weights. It gets a transfer, for which the line stands still, only if a worker i
 
 A worker in its grace is not missing: it may be back before a spare has begun.
 
+A coordinator that starts again knows no workers, and all that come may be spares, since a process
+that was killed comes back as one. Those that were on the last step's roster have their places at
+once; others wait until the recovery window is over, as a line does for workers.
+
 A worker that was slow for long is a spare too (`evicting`), and not missed: it takes a place only
 if fewer are in sync than there were without it. A spare that was never slow takes its place.
 """
@@ -37,7 +41,9 @@ def takes_place(core: CoreState, member: LineMember, in_sync: int | None = None)
     members = core.members
     if in_sync is None:
         in_sync = members.in_sync_count(core.chain.head)
-    if not core.workers_ready_once or core.draining or core.stop_reason:
+    if core.draining or core.stop_reason:
+        return False
+    if not core.workers_ready_once and member.worker not in core.last_roster:
         return False
     # A worker that is done leaves no place: the others are about to be done, too.
     done = any(each.left is LeaveReason.COMPLETE for each in members)
