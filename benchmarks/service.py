@@ -34,18 +34,18 @@ def serving(
     *,
     inside: Sequence[str] = (),
     bind: str = "127.0.0.1",
-    program: Sequence[str] = ("-m", "andon_cli"),
+    program: Sequence[str] = (sys.executable, "-m", "andon_cli"),
 ) -> Iterator[Service]:
     """Serves a line of `workers` workers until the context exits; its files go to `folder`.
 
     `flags` are additional flags of `andon serve`. `inside` is the command prefix that runs a
-    command on another host, and `bind` is the address that it listens on there. `program` is what
-    Python runs.
+    command on another host, and `bind` is the address that it listens on there. `program` is the
+    command that serves.
 
     Raises:
         RuntimeError: the service did not start. The message holds its output.
     """
-    command = [*inside, sys.executable, *program, "serve", "--bind", bind, "--port", "0"]
+    command = [*inside, *program, "serve", "--bind", bind, "--port", "0"]
     command += ["--metrics-port", "0", "--workers", str(workers), "--announce"]
     command += ["--run-dir", str(folder / "run"), *flags]
     errors = folder / "service.err"

@@ -98,7 +98,10 @@ def measure(workers: int, options: argparse.Namespace) -> dict[str, Any]:
         endless = {**spec, "steps": None}
         alone = _finish([stack.enter_context(_worker(folder, {**spec, "slot": None}))])[0]
         os.environ["ANDON_WRONG_FILE"] = str(folder / "wrong")
-        program = (str(_HERE / "wrong_service.py"),)
+        program = (
+            sys.executable,
+            str(_HERE / "wrong_service.py"),
+        )
         flags = (*_FLAGS, *_with_reducers(folder, options.reducers))
         line = stack.enter_context(serving(folder, workers, flags, program=program))
         reducers = [
