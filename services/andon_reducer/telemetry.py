@@ -7,7 +7,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from andon.host.telemetry import ExchangeDurations, FollowedCounter, RefusalCounter
+from andon.host.telemetry import ExchangeDurations, FollowedCounter, RefusalCounter, TableCounter
 from andon.protocol.reasons import Reason
 from andon_reducer.core.effects import DataPath, Direction, FreeRound, RoundOutcome
 
@@ -31,21 +31,17 @@ class ReducerTelemetry:
             exchanges: the same for the histogram of durations.
         """
         self._exchanges = exchanges or ExchangeDurations(registry)
-        moved = Counter(
+        self._moved = TableCounter(
+            registry,
             "andon_exchange_bytes_total",
             "Bytes of chunks and state, from workers (up) and to them (down), by the path that "
             "they took.",
             ["direction", "path"],
-            registry=registry,
+            {(way, path): (way.value, path.value) for way in Direction for path in DataPath},
         )
         self.paths: frozenset[DataPath] = frozenset()
         """Those that bytes took in the last round."""
         self._taken: set[DataPath] = set()
-        self._moved = {
-            (direction, path): moved.labels(direction.value, path.value)
-            for direction in Direction
-            for path in DataPath
-        }
         self._relayed = Counter(
             "andon_state_transfer_bytes_total",
             "Bytes of the line's state that newcomers received through this reducer, which are in "
@@ -57,13 +53,13 @@ class ReducerTelemetry:
             "Bytes of contributions and averages that the reducer holds now.",
             registry=registry,
         )
-        rounds = Counter(
+        self._rounds = TableCounter(
+            registry,
             "andon_reducer_rounds_total",
             "Rounds that are over at this reducer, by how they ended.",
             ["outcome"],
-            registry=registry,
+            {each: (each.value,) for each in RoundOutcome},
         )
-        self._rounds = {each: rounds.labels(each.value) for each in RoundOutcome}
         self._averaging = FollowedCounter(
             registry,
             "andon_reducer_averaging_seconds_total",
@@ -102,7 +98,7 @@ class ReducerTelemetry:
 
     def moved(self, direction: Direction, size_bytes: int, path: DataPath = DataPath.WIRE) -> None:
         """Counts bytes."""
-        self._moved[direction, path].inc(size_bytes)
+        self._moved.totals[direction, path] += size_bytes
         self._taken.add(path)
 
     def relayed(self, size_bytes: int) -> None:
@@ -111,7 +107,7 @@ class ReducerTelemetry:
 
     def freed(self, effect: FreeRound) -> None:
         """Counts a round and times its exchanges."""
-        self._rounds[effect.outcome].inc()
+        self._rounds.totals[effect.outcome] += 1
         self.paths, self._taken = frozenset(self._taken), set()
         for seconds in effect.exchange_seconds:
             self._exchanges.took(seconds, effect.key)

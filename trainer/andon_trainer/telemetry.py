@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from andon.host.metrics import MetricsEndpoint, MetricsGuard
 from andon.host.run_token import read_token
-from andon.host.telemetry import OptionalGauge, new_registry, observe, time_histogram
+from andon.host.telemetry import OptionalGauge, TimeHistogram, new_registry
 from andon.host.tls import address_of
 from andon.host.web_names import listed_names, own_names
 from andon.protocol.records import Key
@@ -227,8 +227,8 @@ class WorkerMetrics:
     def _counter(self, name: str, documentation: str) -> Counter:
         return Counter(name, documentation, registry=self._registry)
 
-    def _times(self, name: str, documentation: str) -> Histogram:
-        return time_histogram(self._registry, name, documentation)
+    def _times(self, name: str, documentation: str) -> TimeHistogram:
+        return TimeHistogram(self._registry, name, documentation)
 
     def follow(self, step: Callable[[], int]) -> None:
         """Makes each scrape call `step`, on the scraping thread."""
@@ -259,7 +259,7 @@ class WorkerMetrics:
             (self._exposed, timings.wait_s),
             (self._commit, measured.commit_s),
         ):
-            observe(histogram, seconds, step)
+            histogram.observe(seconds, step)
         if timings.exchange_s > 0:
             self._hidden.set(1.0 - min(1.0, timings.wait_s / timings.exchange_s))
 

@@ -10,12 +10,22 @@ OpenMetrics. The step is never a label: there would be as many series as steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Literal
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Literal
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Info, ProcessCollector
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from andon import __version__
 from andon.protocol.reasons import Reason
@@ -28,9 +38,9 @@ __all__ = [
     "HandshakeCounter",
     "OptionalGauge",
     "RefusalCounter",
+    "TableCounter",
+    "TimeHistogram",
     "new_registry",
-    "observe",
-    "time_histogram",
 ]
 
 BUCKETS_S = (
@@ -38,6 +48,9 @@ BUCKETS_S = (
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
 )
 """The upper bounds of every histogram of times, from an exchange in memory to a long recovery."""
+
+_BOUNDS = (*map(repr, BUCKETS_S), "+Inf")
+"""The buckets' labels."""
 
 _ROUNDS_KEPT = 16
 """A reducer reports a round when the next one begins, so its step is needed only for that long."""
@@ -72,14 +85,49 @@ def new_registry() -> CollectorRegistry:
     return registry
 
 
-def time_histogram(registry: CollectorRegistry, name: str, documentation: str) -> Histogram:
-    """Registers a histogram of times."""
-    return Histogram(name, documentation, buckets=BUCKETS_S, registry=registry)
+class TimeHistogram(Collector):
+    """A histogram of times. What a scrape shows is made at the scrape: a step counts several."""
+
+    def __init__(self, registry: CollectorRegistry, name: str, documentation: str) -> None:
+        """Registers the metric, without any time yet."""
+        self._name, self._documentation = name, documentation
+        self._counts = [0] * (len(BUCKETS_S) + 1)
+        """Of each bucket by itself."""
+        self._sum_s = 0.0
+        self._exemplars: list[tuple[float, int, float] | None] = [None] * len(self._counts)
+        """The last time that had a step in each bucket: it, the step, and when that was."""
+        self._lock = threading.Lock()
+        """Guards all three."""
+        registry.register(self)
+
+    def observe(self, duration_s: float, step: int | None = None) -> None:
+        """Counts a time; the step, if there is one, becomes the exemplar of its bucket."""
+        bucket = bisect_left(BUCKETS_S, duration_s)
+        with self._lock:
+            self._counts[bucket] += 1
+            self._sum_s += duration_s
+            if step is not None:
+                self._exemplars[bucket] = duration_s, step, time.time()
+
+    def describe(self) -> Iterable[Metric]:
+        """The metric without samples, so that its name can't be registered twice."""
+        yield HistogramMetricFamily(self._name, self._documentation)
+
+    def collect(self) -> Iterable[Metric]:
+        """What a scrape gets."""
+        with self._lock:
+            counts, sum_s, exemplars = list(self._counts), self._sum_s, list(self._exemplars)
+        buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = [
+            (bound, count) if known is None else (bound, count, _exemplar(*known))
+            for bound, count, known in zip(_BOUNDS, accumulate(counts), exemplars, strict=True)
+        ]
+        yield HistogramMetricFamily(
+            self._name, self._documentation, buckets=buckets, sum_value=sum_s
+        )
 
 
-def observe(histogram: Histogram, duration_s: float, step: int | None) -> None:
-    """Counts a time; the step, if there is one, becomes the exemplar of its bucket."""
-    histogram.observe(duration_s, None if step is None else {"step": str(step)})
+def _exemplar(duration_s: float, step: int, at_unix_s: float) -> Exemplar:
+    return Exemplar({"step": str(step)}, duration_s, at_unix_s)
 
 
 class OptionalGauge(Collector):
@@ -126,6 +174,35 @@ class FollowedCounter(Collector):
         yield CounterMetricFamily(self._name, self._documentation, value=self._total())
 
 
+class TableCounter(Collector):
+    """A counter with labels that one thread adds to, as to a table of numbers.
+
+    It is for what counts in each message: a scrape makes of it what a scraper reads.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        name: str,
+        documentation: str,
+        labels: Sequence[str],
+        series: Mapping[Any, tuple[str, ...]],
+    ) -> None:
+        """Registers the metric: all series are there, at 0; each by its key, with its labels."""
+        self._name, self._documentation = name, documentation
+        self._labels, self._series = labels, series
+        self.totals: dict[Any, float] = dict.fromkeys(series, 0.0)
+        """By key. Its owner adds to it; no key may be new."""
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """What a scrape gets."""
+        family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
+        for key, values in self._series.items():
+            family.add_metric(values, self.totals[key])
+        yield family
+
+
 class ExchangeDurations:
     """Times exchanges; one for each registry.
 
@@ -135,7 +212,7 @@ class ExchangeDurations:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Registers the metric."""
-        self._seconds = time_histogram(
+        self._seconds = TimeHistogram(
             registry,
             "andon_allreduce_seconds",
             "Time from an exchange's first contribution to its last average, at the reducer; "
@@ -146,12 +223,12 @@ class ExchangeDurations:
     def began(self, key: Key, step: int) -> None:
         """Notes to which step a round belongs: the coordinator knows, and the reducer does not."""
         self._steps[key] = step
-        while len(self._steps) > _ROUNDS_KEPT:
+        if len(self._steps) > _ROUNDS_KEPT:
             del self._steps[next(iter(self._steps))]
 
     def took(self, duration_s: float, key: Key) -> None:
         """Counts an exchange of round `key`."""
-        observe(self._seconds, duration_s, self._steps.get(key))
+        self._seconds.observe(duration_s, self._steps.get(key))
 
 
 class RefusalCounter:

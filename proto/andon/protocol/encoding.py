@@ -51,6 +51,8 @@ else:
 class Encoding(enum.Enum):
     """How numbers travel; values are those of `andon.v1.Encoding`."""
 
+    __hash__ = object.__hash__  # Enum's own is a call of Python for each look into a table.
+
     FLOAT32 = 1
     FLOAT16 = 2
     BFLOAT16 = 3
@@ -106,10 +108,12 @@ class Encoding(enum.Enum):
 
         That of TOPK depends on how many of them it lists: this is more than any worker sends.
         """
+        itemsize = _ITEM_BYTES.get(self)
+        if itemsize is not None:
+            return count * itemsize
         strips = self.strips
-        if strips is not None:
-            return strips.payload_bytes(count)
-        return count * _DTYPES[Encoding.FLOAT32 if self is Encoding.TOPK else self].itemsize
+        assert strips is not None, f"no payload of {self.label}"
+        return strips.payload_bytes(count)
 
     def fits(self, size: int, count: int) -> bool:
         """Whether `count` elements may have a payload of `size` bytes."""
@@ -125,6 +129,12 @@ _DTYPES: dict[Encoding, np.dtype[Any]] = {
     Encoding.INT64: np.dtype("<i8"),
     Encoding.UINT8: np.dtype("u1"),
 }
+
+_ITEM_BYTES = {
+    **{encoding: dtype.itemsize for encoding, dtype in _DTYPES.items()},
+    Encoding.TOPK: _DTYPES[Encoding.FLOAT32].itemsize,
+}
+"""Bytes of an element, where elements do not share scales; of TOPK at most."""
 
 _STRIPS = {Encoding.INT8_BLOCK: INT8, Encoding.INT4_BLOCK: INT4, Encoding.INT2_BLOCK: INT2}
 _LABELS = {

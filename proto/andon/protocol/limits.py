@@ -137,6 +137,8 @@ def require_at_most(count: int, most: int, what: str) -> None:
 
 def on_one_line(text: str) -> str:
     """What somebody else wrote, without what would end a line or move a terminal's cursor."""
+    if text.isprintable():
+        return text
     return "".join(each if each.isprintable() else " " for each in text)
 
 

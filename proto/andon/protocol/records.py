@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple, Self
 
 __all__ = [
     "TERM_AHEAD_S",
@@ -29,18 +30,24 @@ counter that is ahead, so 32 bits last for billions of starts.
 """
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Key:
-    """The name of one round, and of the record that it may become; ordered as (term, round)."""
+class _KeyNumbers(NamedTuple):
+    """The numbers of a key; a tuple, because a step hashes and compares keys a hundred times."""
 
     term: int
     round: int
 
-    def __post_init__(self) -> None:
+
+class Key(_KeyNumbers):
+    """The name of one round, and of the record that it may become; ordered as (term, round)."""
+
+    __slots__ = ()
+
+    def __new__(cls, term: int, round: int) -> Self:
         """Refuses what does not fit the wire's unsigned 64 bits."""
         # Term 0 is "no key" on the wire, where an absent message and an empty one are the same.
-        if not (0 < self.term < _U64 and 0 <= self.round < _U64):
-            raise ValueError(f"a key is two unsigned 64-bit numbers, not {self.term}, {self.round}")
+        if not (0 < term < _U64 and 0 <= round < _U64):
+            raise ValueError(f"a key is two unsigned 64-bit numbers, not {term}, {round}")
+        return tuple.__new__(cls, (term, round))
 
     def __str__(self) -> str:
         """The term's counter and random bits, and the round, short enough for a log line."""

@@ -6,7 +6,8 @@ here, and one of `andon.v1.ShardAssignment` with the same name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, Self
 
 from andon.protocol.attestations import NodeOwner
@@ -14,7 +15,7 @@ from andon.protocol.records import Key, PositionRange
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.shards import Ranges, Split
 
-__all__ = ["RankTerms", "RoundTerms"]
+__all__ = ["TOLD_TO_ALL", "RankTerms", "RoundTerms"]
 
 _EQUAL = Split()
 
@@ -108,6 +109,9 @@ class RankTerms(RoundTerms):
     @classmethod
     def of(cls, terms: RoundTerms, **own: Any) -> Self:
         """All of `terms`, and the fields `own` beside them."""
-        # Not by `fields`, which builds a tuple of them for each assignment of a step.
-        told = {name: getattr(terms, name) for name in terms.__dataclass_fields__}
-        return cls(**told, **own)
+        return cls(**dict(zip(TOLD_TO_ALL, _told_to_all(terms), strict=True)), **own)
+
+
+TOLD_TO_ALL = tuple(each.name for each in fields(RoundTerms))
+"""The names of the terms that every member is told."""
+_told_to_all = attrgetter(*TOLD_TO_ALL)

@@ -142,6 +142,8 @@ def reassign(
         ValueError: there are no ranks, their positions overlap or are not of the batch, or the
             split is for another number of ranks.
     """
+    if kept and not any(kept):
+        return _handed_out(merged((batch,)), [()] * len(kept), split)  # As in most steps.
     owned = [merged(ranges) for ranges in kept]
     # Lost positions. If ranks overlap or own positions outside the batch, the sizes below do not
     # add up to the batch.
@@ -149,7 +151,7 @@ def reassign(
     sizes = (sum(map(len, ranges)) for ranges in owned)
     if not owned or sum(sizes) + sum(map(len, free)) != len(batch):
         raise ValueError(f"the ranks' positions overlap, or are not of {batch}")
-    return hand_out(free, owned, split)
+    return _handed_out(free, owned, split)
 
 
 def hand_out(
@@ -165,7 +167,10 @@ def hand_out(
     Raises:
         ValueError: the split is for another number of ranks.
     """
-    owned = [merged(ranges) for ranges in kept]
+    return _handed_out(free, [merged(ranges) for ranges in kept], split)
+
+
+def _handed_out(free: Ranges, owned: Sequence[Ranges], split: Split) -> tuple[Ranges, ...]:
     sizes, count = [sum(map(len, ranges)) for ranges in owned], sum(map(len, free))
     targets = split.targets_of(len(owned))
     if split.interleaved:
@@ -188,8 +193,11 @@ def divide(ranges: Iterable[PositionRange], parts: int) -> Iterator[Ranges]:
 
 def merged(ranges: Iterable[PositionRange]) -> Ranges:
     """The same positions as rising ranges: empty ones are left out, touching ones joined."""
+    rising = sorted(ranges)
+    if len(rising) <= 1:
+        return tuple(rising) if rising and rising[0] else ()
     parts: list[PositionRange] = []
-    for part in sorted(ranges):
+    for part in rising:
         if parts and part.start <= parts[-1].stop:
             parts[-1] = PositionRange(parts[-1].start, max(parts[-1].stop, part.stop))
         elif len(part):
@@ -200,6 +208,8 @@ def merged(ranges: Iterable[PositionRange]) -> Ranges:
 def subtract(ranges: Iterable[PositionRange], taken: Iterable[PositionRange]) -> Ranges:
     """The positions of `ranges` that are not in `taken`."""
     gaps = merged(taken)
+    if not gaps:
+        return merged(ranges)
     left: list[PositionRange] = []
     for part in merged(ranges):
         start = part.start

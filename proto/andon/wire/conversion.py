@@ -140,8 +140,10 @@ def key_from_proto(message: record_pb2.Key) -> Key:
     Raises:
         WireError: it is absent, or its term is 0.
     """
-    with reading(message):
+    try:
         return Key(message.term, message.round)
+    except ValueError as error:
+        raise WireError(f"Key: {error}") from None
 
 
 def optional_key_from_proto(message: record_pb2.Key) -> Key | None:

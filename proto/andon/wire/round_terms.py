@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from andon.protocol.records import PositionRange
-from andon.protocol.rounds import RankTerms, RoundTerms
+from andon.protocol.rounds import TOLD_TO_ALL, RankTerms, RoundTerms
 from andon.protocol.shards import Ranges, Split
 from andon.v1.coordinator_pb2 import ShardAssignment
 from andon.v1.record_pb2 import PositionRange as RangeMessage
@@ -35,20 +35,15 @@ __all__ = ["own_terms_to_proto", "terms_from_proto", "terms_to_proto"]
 
 _Terms = TypeVar("_Terms", bound=RankTerms)
 
-_TOLD_TO_ALL = tuple(each.name for each in fields(RoundTerms))
-_OWN = tuple(each.name for each in fields(RankTerms) if each.name not in _TOLD_TO_ALL)
-
 
 def terms_to_proto(terms: RoundTerms) -> ShardAssignment:
     """What every member of a round is told of it."""
-    message = _message(terms, _TOLD_TO_ALL)
-    message.world_size = terms.world_size
-    return message
+    return ShardAssignment(**_fields_of(terms, _TOLD_TO_ALL), world_size=terms.world_size)
 
 
 def own_terms_to_proto(terms: RankTerms) -> ShardAssignment:
     """One rank's part; merged with `terms_to_proto` it is the whole."""
-    return _message(terms, _OWN)
+    return ShardAssignment(**_fields_of(terms, _OWN))
 
 
 def terms_from_proto(message: ShardAssignment, kind: type[_Terms], **own: Any) -> _Terms:
@@ -71,12 +66,26 @@ def terms_from_proto(message: ShardAssignment, kind: type[_Terms], **own: Any) -
         return terms
 
 
-def _message(terms: RoundTerms, names: Iterable[str]) -> ShardAssignment:
-    values: dict[str, Any] = {}
-    for name in names:
-        value = getattr(terms, name)
-        values |= _CONVERTED[name].write(value) if name in _CONVERTED else {name: value}
-    return ShardAssignment(**values)
+def _fields_of(terms: RoundTerms, part: _Part) -> dict[str, Any]:
+    """The message's fields; a term that is as usual needs none."""
+    found: dict[str, Any] = {}
+    for (name, usual, write), value in zip(part.terms, part.of(terms), strict=True):
+        if value is usual:
+            continue
+        if write is None:
+            found[name] = value
+        else:
+            found |= write(value)
+    return found
+
+
+class _Part(NamedTuple):
+    """Terms that travel in one message."""
+
+    terms: tuple[tuple[str, Any, Callable[[Any], dict[str, Any]] | None], ...]
+    """The name of each, the value that no field says as well, and how it is written."""
+    of: Callable[[RoundTerms], tuple[Any, ...]]
+    """Their values."""
 
 
 class _Conversion(NamedTuple):
@@ -146,6 +155,20 @@ _CONVERTED = {
 }
 
 _READERS: tuple[tuple[str, Callable[[ShardAssignment], Any]], ...] = tuple(
-    (name, _CONVERTED[name].read if name in _CONVERTED else attrgetter(name))
-    for name in (*_TOLD_TO_ALL, *_OWN)
+    (each.name, _CONVERTED[each.name].read if each.name in _CONVERTED else attrgetter(each.name))
+    for each in fields(RankTerms)
 )
+
+_SAID_IN_ANY_CASE = object()
+
+
+def _part(names: tuple[str, ...]) -> _Part:
+    usual = {each.name: each.default for each in fields(RankTerms)}
+    # A message without it is of a coordinator that does not know it, and then rank 0 writes.
+    usual["writes_checkpoint"] = _SAID_IN_ANY_CASE
+    write = {name: conversion.write for name, conversion in _CONVERTED.items()}
+    return _Part(tuple((name, usual[name], write.get(name)) for name in names), attrgetter(*names))
+
+
+_TOLD_TO_ALL = _part(TOLD_TO_ALL)
+_OWN = _part(tuple(each.name for each in fields(RankTerms) if each.name not in TOLD_TO_ALL))

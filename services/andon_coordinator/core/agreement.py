@@ -21,14 +21,16 @@ __all__ = ["apart", "divergence", "first_apart", "in_round"]
 
 def in_round(round_: StepRound, layout: Layout | None) -> LineDefect | None:
     """What is wrong with a complete round whose reports are right one by one."""
+    return _digests_differ(round_, layout) or _weights_differ(round_) or _loss_overflows(round_)
+
+
+def _digests_differ(round_: StepRound, layout: Layout | None) -> LineDefect | None:
     digests = _digests(round_)
+    if not digests:  # As in most rounds.
+        return None
     prefixes = {worker: ready.digest_prefixes for worker, ready in round_.in_rank_order}
     hashed = {worker for worker, ready in round_.in_rank_order if ready.digest_base_hashed}
-    return (
-        divergence(digests, round_.terms.step - 1, prefixes, layout, hashed)
-        or _weights_differ(round_)
-        or _loss_overflows(round_)
-    )
+    return divergence(digests, round_.terms.step - 1, prefixes, layout, hashed)
 
 
 def apart(round_: StepRound, suspects: Collection[int]) -> list[int]:
@@ -71,8 +73,6 @@ def divergence(
     in `hashed` have hashes of frozen parameters in the place of their elements: of equal weights
     they differ from those of the other workers, so each kind is compared within itself.
     """
-    if not digests:  # As in most rounds.
-        return None
     for same_kind in (True, False):
         kind = {each: it for each, it in digests.items() if (each in hashed) is same_kind}
         defect = _divergence(kind, step, prefixes, layout)

@@ -82,11 +82,13 @@ class Chronicle:
             self._begun = True
             text = f"the service goes on after step {step}" if self._resumed else "the run began"
             self._tell(RunEventKind.STARTED, None, text)
-        if isinstance(event, events.RecordSaved):
-            if (saved := self._unsaved.pop(event.key, None)) is not None:
-                self._recorded(*saved)
-        elif isinstance(event, events.JournalFailed):
-            self._unsaved.clear()
+        match event:
+            case events.RecordSaved(key) if key in self._unsaved:
+                self._recorded(*self._unsaved.pop(key))
+            case events.JournalFailed():
+                self._unsaved.clear()
+            case _:
+                pass
         for effect in done:
             self._did(event, effect)
         if state is LineState.COMPLETE and not self._complete:

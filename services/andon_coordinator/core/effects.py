@@ -94,6 +94,8 @@ __all__ = [
 class LineState(enum.Enum):
     """What the line is doing, for people; values are those of `andon.v1.LineState`."""
 
+    __hash__ = object.__hash__  # See `Encoding`.
+
     FORMING = 1
     RUNNING = 2
     SYNCING = 3

@@ -339,11 +339,13 @@ def admit_alone(core: CoreState) -> list[tuple[LineMember, ScalarAllReduceArrive
     Returns:
         Those that are in sync now, and what each waits for.
     """
-    head = core.chain.head
-    if head is None or core.members.in_sync_count(head) or core.members.any_in_grace:
+    head, learners = core.chain.head, core.members.learners()
+    if not learners or head is None:
+        return []
+    if core.members.in_sync_count(head) or core.members.any_in_grace:
         return []
     found = []
-    for member in core.members.learners():
+    for member in learners:
         learning = member.learning
         assert learning is not None
         waits_for = learning.waits_for

@@ -148,12 +148,15 @@ class CostMeter:
 
     def receive(self, event: events.Event, done: Sequence[effects.Effect]) -> None:
         """Takes an event of the line, and what followed; run events are among it."""
-        if isinstance(event, events.RecordSaved):
-            self._samples += self._pending.pop(event.key, 0)
-            if event.undone is not None:
-                self._undo(event.undone)
-        elif isinstance(event, events.JournalFailed):
-            self._pending.clear()
+        match event:
+            case events.RecordSaved(key):
+                self._samples += self._pending.pop(key, 0)
+                if event.undone is not None:
+                    self._undo(event.undone)
+            case events.JournalFailed():
+                self._pending.clear()
+            case _:
+                pass
         for effect in done:
             match effect:
                 case effects.SaveRunEvent(happened):

@@ -154,8 +154,10 @@ class LineMember:
         if home is None:
             object.__setattr__(self, name, value)
         elif name == "heard_at":
+            earlier = value < self.heard_at
             object.__setattr__(self, name, value)
-            home.note_heard(self)
+            if earlier:
+                home.note_heard(self)
         elif getattr(self, name) != value:
             # Out of the indices under the old value, and in under the new one.
             home.leave_indices(self)
@@ -207,6 +209,8 @@ class _Earliest:
             is_due: whether a time is due; if it is, so are all earlier ones.
             time_of: a worker's time; None: it has none any more.
         """
+        if not self._entries or not is_due(self._entries[0][0]):
+            return []  # As after nearly every event.
         found: list[tuple[int, float]] = []
         while self._entries and is_due(self._entries[0][0]):
             entry, worker = heapq.heappop(self._entries)
@@ -321,6 +325,8 @@ class Members:
 
     def behind_accepting(self, head: Key | None) -> list[LineMember]:
         """Live members whose head is not the line's, and that may receive state, by id."""
+        if not self._accepting:
+            return []
         return [] if head is None else self._of(self._accepting - self._at(head).accepting)
 
     def learners(self) -> list[LineMember]:
@@ -329,6 +335,8 @@ class Members:
 
     def late(self) -> list[LineMember]:
         """Those of them that are late: they compute, and have the line's state."""
+        if not self._learning:
+            return []
         return [each for each in self.learners() if each.learning and each.learning.late]
 
     def spares(self) -> list[LineMember]:
@@ -341,6 +349,8 @@ class Members:
 
     def following(self) -> list[LineMember]:
         """Those of them that are told of every round and record, by id."""
+        if not self._learning:
+            return []
         return [each for each in self.learners() if each.learning and each.learning.follows]
 
     def in_grace(self) -> list[LineMember]:
@@ -371,7 +381,8 @@ class Members:
 
     def in_sync_count(self, head: Key | None) -> int:
         """How many are in sync."""
-        return len(self._at(head).all)
+        found = None if head is None else self._by_head.get(head)
+        return 0 if found is None else len(found.all)
 
     def idle_count(self, head: Key | None) -> int:
         """How many are in sync and have not asked for work."""
@@ -399,10 +410,14 @@ class Members:
         def heard_at(worker: int) -> float | None:
             return self._members[worker].heard_at if worker in self._live else None
 
-        return self._of(self._silence.due(is_silence, heard_at))
+        silent = self._silence.due(is_silence, heard_at)
+        return self._of(silent) if silent else []
 
     def grace_over(self, now: float) -> list[LineMember]:
         """Members whose grace is over, by id."""
+
+        if not self._graced:
+            return []
 
         def until(worker: int) -> float | None:
             return self._members[worker].grace_until if worker in self._graced else None
@@ -473,7 +488,7 @@ class Members:
             del self._by_head[member.head]
 
     def note_heard(self, member: LineMember) -> None:
-        """Notes when a member was heard of last."""
+        """Notes that a member was heard of last earlier than it seemed."""
         if member.stream is not None:
             self._silence.note(member.worker, member.heard_at)
 

@@ -81,26 +81,25 @@ class StepRound:
     """What is remembered of its workers, if it becomes a record; None: nothing is compared."""
     ready: dict[int, Ready] = field(default_factory=dict)
     """The report of each worker that holds all averages."""
+    key: Key = field(init=False)
+    """The round's key."""
+    roster: tuple[int, ...] = field(init=False)
+    """Its members, in rank order."""
     rank_of: dict[int, int] = field(init=False)
     """The rank of each worker of the roster."""
     _in_rank_order: list[tuple[int, Ready]] = field(init=False, default_factory=list)
     """What `in_rank_order` returned; empty: it was not asked for."""
     _weight: float | None = field(init=False, default=None)
     """Likewise of `weight`."""
+    _loss: float | None = field(init=False, default=None)
+    """Likewise of `loss`."""
+    overflow: bool = field(init=False, default=False)
+    """Whether the scaled gradients of a member overflowed, so that no weight may move."""
 
     def __post_init__(self) -> None:
-        """Derives the ranks."""
+        """Takes out of the terms what every event asks for."""
+        self.key, self.roster = self.terms.key, self.terms.roster
         self.rank_of = {worker: rank for rank, worker in enumerate(self.roster)}
-
-    @property
-    def key(self) -> Key:
-        """The round's key."""
-        return self.terms.key
-
-    @property
-    def roster(self) -> tuple[int, ...]:
-        """Its members, in rank order."""
-        return self.terms.roster
 
     def has(self, worker: int, stream: int) -> bool:
         """Whether a worker takes part in this round, on this stream."""
@@ -128,7 +127,9 @@ class StepRound:
         assert ready.key == self.key
         assert worker in self.rank_of
         # A second report of a worker changes nothing, so the sums can't change once all are ready.
-        self.ready.setdefault(worker, ready)
+        if worker not in self.ready:
+            self.ready[worker] = ready
+            self.overflow |= ready.overflow
 
     @property
     def complete(self) -> bool:
@@ -159,8 +160,11 @@ class StepRound:
     @property
     def loss(self) -> float:
         """The weighted mean of the losses, in float64; 0.0 if all members abstained."""
-        if not self.weight > 0:
-            return 0.0
+        if self._loss is None:
+            self._loss = self._mean_loss() if self.weight > 0 else 0.0
+        return self._loss
+
+    def _mean_loss(self) -> float:
         if self.grains is not None:
             return self._along_tree(lambda node: node.loss_sum) / self.weight
         parts = [ready.loss_sum for _, ready in self.in_rank_order if ready.weight > 0]
@@ -176,11 +180,6 @@ class StepRound:
             return None
         reported = (ready.gradient_norm for _, ready in self.in_rank_order)
         return next((norm for norm in reported if norm is not None), None)
-
-    @property
-    def overflow(self) -> bool:
-        """Whether the scaled gradients of a member overflowed, so that no weight may move."""
-        return any(ready.overflow for ready in self.ready.values())
 
     @property
     def end_of_data(self) -> bool:

@@ -77,14 +77,17 @@ class ScalarAllReduces:
                 del self._open[other]
         return None
 
+    @property
+    def any_open(self) -> bool:
+        """Whether a worker waits for an answer."""
+        return bool(self._open)
+
     def may_settle(self, awaited: int) -> bool:
         """Whether enough workers gave numbers that one may be answered; if not, none can be.
 
         Args:
-            awaited: how many workers are.
+            awaited: how many workers are; one is open.
         """
-        if not self._open:
-            return False
         first = min(self._open)
         return sum(n for reached, n in self._reached.items() if reached >= first) >= awaited
 
@@ -122,6 +125,8 @@ class ScalarAllReduces:
             For each one that was still open, the mean of the numbers given so far, and the workers
             that gave them and still wait.
         """
+        if not self._latest:
+            return []  # As in most steps: nobody gave a number.
         left = [
             (_mean(sequence, parts), frozenset(parts))
             for sequence, parts in sorted(self._open.items())

@@ -61,6 +61,8 @@ def lacks_worker(core: CoreState) -> bool:
 
 def slow_here(core: CoreState) -> int:
     """How many workers are here that follow because they were slow for long."""
+    if not core.evicted:
+        return 0
     return sum(each.request.incarnation in core.evicted for each in core.members.spares())
 
 

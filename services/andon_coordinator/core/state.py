@@ -63,6 +63,8 @@ _LONGEST_PAUSE_S = 5.0
 class Trigger(enum.Enum):
     """What changes the line's state."""
 
+    __hash__ = object.__hash__  # See `Encoding`.
+
     FORMED = "enough workers are in sync"
     FELL_SHORT = "too few workers are in sync"
     TRANSFER_BEGAN = "state moves to a worker"
@@ -248,7 +250,7 @@ class CoreState:
 
     def emit(self, *effects: Effect) -> None:
         """Appends effects; they are carried out in this order."""
-        self.effects.extend(effects)
+        self.effects += effects
 
     def shut_down_member(self, member: LineMember) -> None:
         """Tells a live member that the run is over: it does not come back after that."""

@@ -499,10 +499,13 @@ def _renew_requests(core: CoreState, record: Record) -> None:
     """Drops requests for work that a record fulfilled; a MARK keeps earlier ones valid."""
     mark = record.kind is RecordKind.MARK
     for member in core.members:
-        member.voided_attempt = None
+        if member.voided_attempt is not None:
+            member.voided_attempt = None
         # The MARK that ends an epoch fulfils a request for just that.
-        member.wants_work = member.wants_work and mark and not member.leaves_epoch
-        member.leaves_epoch = False
+        if member.wants_work:
+            member.wants_work = mark and not member.leaves_epoch
+        if member.leaves_epoch:
+            member.leaves_epoch = False
 
 
 def term_saved(core: CoreState, event: TermSaved) -> None:

@@ -204,6 +204,8 @@ def scalar_all_reduce_arrived(
 
 def answer_scalar_all_reduces(core: CoreState) -> None:
     """Answers each one for which no worker in sync is awaited any more."""
+    if not core.scalar_all_reduces.any_open:
+        return
     head = core.chain.head
     # After a restart, workers come back one by one and give their numbers again. Until the expected
     # ones were here, an answer would leave some out. At the end of a run they need not come back.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter
 
-from andon.host.telemetry import observe, time_histogram
+from andon.host.telemetry import TableCounter, TimeHistogram
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.effects import JoinStatus
 from andon_coordinator.core.events import FaultKind
@@ -17,6 +17,8 @@ __all__ = ["AttemptCause", "AttemptMetrics"]
 
 class AttemptCause(enum.Enum):
     """Why an attempt began: it is the first of its step, or what voided the one before."""
+
+    __hash__ = object.__hash__  # See `Encoding`.
 
     FIRST = "first"
     STREAM_LOST = "stream_lost"
@@ -51,13 +53,13 @@ class AttemptMetrics:
         """When the first loss since the last commit voided a round; a halt resets it."""
         self._paused_at: float | None = None
         """When the first state transfer since the last assignment began; a halt resets it."""
-        attempts = Counter(
+        self._attempts = TableCounter(
+            registry,
             "andon_step_attempts_total",
             "Attempts at steps, by cause: the first one, or what voided the attempt before.",
             ["cause"],
-            registry=registry,
+            {each: (each.value,) for each in AttemptCause},
         )
-        self._attempts = {each: attempts.labels(each.value) for each in AttemptCause}
         faults = Counter(
             "andon_faults_total",
             "Faults that workers reported, by kind. Several workers may report the same one.",
@@ -73,28 +75,31 @@ class AttemptMetrics:
             registry=registry,
         )
         self._joins = {each: joins.labels(each.name.lower()) for each in JoinStatus}
-        self._recovery = time_histogram(
+        self._recovery = TimeHistogram(
             registry,
             "andon_recovery_seconds",
             "Time from the loss that voided a round to the next commit; halts do not count.",
         )
-        self._join_pause = time_histogram(
+        self._join_pause = TimeHistogram(
             registry,
             "andon_join_pause_seconds",
             "Time that the line stood still for the state of newcomers, from one step to the "
             "next; halts do not count.",
         )
 
+    def faulted(self, kind: FaultKind) -> None:
+        """Counts a fault that a worker reported."""
+        self._faults[kind].inc()
+
     def observe(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
         """Notes what an event broke, before its effects are counted."""
-        if isinstance(event, events.FaultReported):
-            self._faults[event.fault.kind].inc()
-        if any(isinstance(effect, effects.SaveHalt) for effect in done):
+        kinds = {type(effect) for effect in done}
+        if effects.SaveHalt in kinds:
             # The line waits for a person now. That time is no recovery and no pause for anybody.
             self._cause, self._broken_at, self._paused_at = AttemptCause.HALT, None, None
-        elif isinstance(event, events.ScalarAllReduceArrived | events.WorkRequested):
-            pass  # What these void, a script has left: nothing broke.
-        elif any(isinstance(effect, effects.SendVoided) for effect in done):
+        elif effects.SendVoided in kinds and not isinstance(
+            event, events.ScalarAllReduceArrived | events.WorkRequested
+        ):  # What those two void, a script has left: nothing broke.
             self._cause = self._cause or _cause_of(event)
             self._broken_at = now if self._broken_at is None else self._broken_at
 
@@ -110,16 +115,16 @@ class AttemptMetrics:
     def assigned(self, attempt: int, step: int, now: float) -> None:
         """A round opened: the attempt of this number at a step."""
         if self._paused_at is not None:
-            observe(self._join_pause, now - self._paused_at, step)
+            self._join_pause.observe(now - self._paused_at, step)
             self._paused_at = None
         cause = AttemptCause.FIRST if attempt == 0 else self._cause or AttemptCause.OTHER
-        self._attempts[cause].inc()
+        self._attempts.totals[cause] += 1
         self._cause = None
 
     def committed(self, step: int, now: float) -> None:
         """A step is durable: what broke before it is overcome."""
         if self._broken_at is not None:
-            observe(self._recovery, now - self._broken_at, step)
+            self._recovery.observe(now - self._broken_at, step)
             self._broken_at = None
 
 

@@ -101,26 +101,24 @@ class LineMetrics:
     def observe(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
         """Counts an event and its effects, at `now` of the line's clock."""
         # The event goes first: a commit ends one recovery before its effects can begin the next.
-        if isinstance(event, events.RecordSaved):
-            self._committed(event.key, now)
-        elif isinstance(event, events.JournalFailed):
-            self._pending.clear()
-        elif isinstance(event, events.WorkerReady):
-            self._ready(event)
-        elif isinstance(event, events.WorkerStreamEnded):
-            self._worker_of.pop(event.stream, None)
+        match event:
+            case events.RecordSaved():
+                self._committed(event.key, now)
+            case events.JournalFailed():
+                self._pending.clear()
+            case events.WorkerReady():
+                self._ready(event)
+            case events.WorkerStreamEnded():
+                self._worker_of.pop(event.stream, None)
+            case events.FaultReported():
+                self._attempts.faulted(event.fault.kind)
+            case _:
+                pass
+        if not done:
+            return
         self._attempts.observe(event, done, now)
         for effect in done:
-            if isinstance(effect, effects.SaveScalars):
-                self._logged.logged(effect)
-            elif isinstance(effect, effects.NoteSuspected | effects.NoteNotice | effects.NoteSlow):
-                self._departures.noted(effect)
-            elif isinstance(effect, effects.SaveSpike):
-                self._halts.acted(effect.decision.action)
-            elif isinstance(effect, effects.NoteDifference | effects.SaveVerdict):
-                self._verification.noted(effect)
-            else:
-                self._did(event, effect, now)
+            self._did(event, effect, now)
 
     def tick(self, status: LineSnapshot) -> None:
         """Sets the gauges to a status."""
@@ -161,6 +159,10 @@ class LineMetrics:
                 self._keeping.noted(effect, self.wall())
             case effects.NoteCaughtUp():
                 self._learning.caught_up(effect)
+            case effects.Assign():
+                self._assigned(effect.assignment, now)
+            case effects.SendCommitted():
+                pass  # It counted when its record was durable.
             case _:
                 self._rest(effect, now)
 
@@ -170,8 +172,14 @@ class LineMetrics:
                 self._slowness.told(effect.slowness.phase)
             case effects.SendTransfer(beside_training=False):
                 self._attempts.transfer_began(now)
-            case effects.Assign():
-                self._assigned(effect.assignment, now)
+            case effects.SaveScalars():
+                self._logged.logged(effect)
+            case effects.NoteSuspected() | effects.NoteNotice() | effects.NoteSlow():
+                self._departures.noted(effect)
+            case effects.SaveSpike():
+                self._halts.acted(effect.decision.action)
+            case effects.NoteDifference() | effects.SaveVerdict():
+                self._verification.noted(effect)
 
     def _assigned(self, assignment: effects.Assignment, now: float) -> None:
         # One round has an assignment for each member; only the first one counts the attempt.

@@ -246,6 +246,8 @@ class ScheduleMetrics:
             registry=registry,
         )
         self._scale.set(1.0)
+        self._shown: tuple[int, int, float] | None = None
+        """What the last three show; None: no round was opened yet. Most rounds are alike."""
         self._owed = Gauge(
             "andon_owed_positions",
             "Positions that windows have taken and no committed step has yet: late workers compute "
@@ -266,7 +268,13 @@ class ScheduleMetrics:
 
     def assigned(self, assignment: Assignment) -> None:
         """A round opened."""
-        ahead = assignment.ahead_batch
-        self._window.set(assignment.batch.stop - assignment.batch.start)
-        self._ahead.set(0 if ahead is None else ahead.stop - ahead.start)
-        self._scale.set(assignment.learning_rate_scale)
+        batch, ahead = assignment.batch, assignment.ahead_batch
+        shown = (
+            batch.stop - batch.start,
+            0 if ahead is None else ahead.stop - ahead.start,
+            assignment.learning_rate_scale,
+        )
+        if shown != self._shown:
+            self._shown = shown
+            for gauge, value in zip((self._window, self._ahead, self._scale), shown, strict=True):
+                gauge.set(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from andon.host.telemetry import OptionalGauge, observe, time_histogram
+from andon.host.telemetry import FollowedCounter, OptionalGauge, TimeHistogram
 from andon.protocol.records import accuracy_of
 from andon_coordinator.core.effects import NoteCheckpoint, NoteOverdue, NoteSetback, StepResult
 from andon_coordinator.core.status import LineSnapshot
@@ -18,7 +18,10 @@ class StepMetrics:
 
     def __init__(self, registry: CollectorRegistry, totals: Totals) -> None:
         """Registers the metrics; the counters begin at what the journal holds."""
-        self._step = Gauge("andon_step", "Steps committed at the head.", registry=registry)
+        self._head = 0
+        self._total_steps, self._total_samples = totals.steps, totals.samples
+        step = Gauge("andon_step", "Steps committed at the head.", registry=registry)
+        step.set_function(lambda: self._head)
         self._loss = OptionalGauge(
             registry,
             "andon_step_loss",
@@ -30,12 +33,10 @@ class StepMetrics:
             "Part of the last committed step's samples that the models got right, from 0 to 1; "
             "absent unless all workers count them.",
         )
-        self._steps = Counter(
-            "andon_steps_committed_total",
-            "Steps in the journal, since the run began.",
-            registry=registry,
+        steps = FollowedCounter(
+            registry, "andon_steps_committed_total", "Steps in the journal, since the run began."
         )
-        self._steps.inc(totals.steps)
+        steps.follow(lambda: self._total_steps)
         self._overflows = Counter(
             "andon_steps_overflowed_total",
             "Committed steps that moved no weight, because scaled gradients overflowed; since the "
@@ -48,30 +49,32 @@ class StepMetrics:
             "since they still computed; 0 without a quorum. Counted since the service started.",
             registry=registry,
         )
-        self._samples = Counter(
+        samples = FollowedCounter(
+            registry,
             "andon_samples_committed_total",
             "Samples in the steps of the journal; the rate is the line's throughput.",
-            registry=registry,
         )
-        self._samples.inc(totals.samples)
-        self._seconds = time_histogram(
+        samples.follow(lambda: self._total_samples)
+        self._seconds = TimeHistogram(
             registry, "andon_step_seconds", "Time from a step's last assignment to its commit."
         )
 
     def committed(self, step: int, result: StepResult) -> None:
         """Counts a step that is durable."""
-        self._steps.inc()
-        self._overflows.inc(result.overflow)
-        self._late.inc(sum(part.late > 0 for part in result.contributions))
-        self._samples.inc(result.samples)
-        observe(self._seconds, result.seconds, step)
+        self._total_steps += 1
+        if result.overflow:
+            self._overflows.inc()
+        if late := [part for part in result.contributions if part.late]:
+            self._late.inc(len(late))
+        self._total_samples += result.samples
+        self._seconds.observe(result.seconds, step)
         self._loss.set(result.loss)
         self._accuracy.set(accuracy_of(result.correct, result.samples))
-        self._step.set(step)
+        self._head = step
 
     def tick(self, status: LineSnapshot) -> None:
         """Sets the gauges to a status."""
-        self._step.set(status.step)
+        self._head = status.step
         if status.loss is not None:
             self._loss.set(status.loss)
             self._accuracy.set(accuracy_of(status.correct, status.samples))
@@ -82,7 +85,7 @@ class KeepingMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Registers the metrics; nothing was written yet."""
-        self._writes = time_histogram(
+        self._writes = TimeHistogram(
             registry,
             "andon_journal_write_seconds",
             "Time of one write to the journal, one that fails included. A commit waits for it.",
@@ -117,7 +120,7 @@ class KeepingMetrics:
 
     def wrote(self, seconds: float, step: int | None) -> None:
         """Counts a write to the journal; called on the journal's thread."""
-        observe(self._writes, seconds, step)
+        self._writes.observe(seconds, step)
 
     def noted(self, effect: NoteCheckpoint | NoteOverdue | NoteSetback, at_unix_s: float) -> None:
         """Counts a checkpoint, one that is missing, or a transfer that failed."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary
 
-from andon.host.telemetry import time_histogram
+from andon.host.telemetry import TimeHistogram
 from andon_coordinator.core.effects import (
     AcceptJoin,
     NoteCaughtUp,
@@ -151,7 +151,7 @@ class LearningMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Registers the metrics; nobody has learnt anything."""
-        self._took = time_histogram(
+        self._took = TimeHistogram(
             registry,
             "andon_learning_seconds",
             "Time that a worker took to learn the line's state while the line trained; the count "

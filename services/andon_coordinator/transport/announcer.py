@@ -54,35 +54,45 @@ class Announcer:
         self, effect: effects.Effect | CommitAndAssign, streams: Streams, *, term: int
     ) -> None:
         """Announces what an effect, which is carried out next, lets workers do."""
-        if isinstance(effect, effects.Assign | CommitAndAssign):
-            assign = effect if isinstance(effect, effects.Assign) else effect.assign
-            self._open_round(assign.assignment.key, streams)
-        elif isinstance(effect, effects.AcceptJoin):
-            older = self._sessions.get(effect.worker)
-            if older is not None:
-                self._worker_of.pop(older.serial[1], None)
-            # The serial of the session token that the worker gets: see `JoinAnswers.accepted`.
-            self._sessions[effect.worker] = Session(effect.worker, (term, effect.stream))
-            self._worker_of[effect.stream] = effect.worker
-        elif isinstance(effect, effects.SendTransfer) and effect.checkpoint is None:
-            # The receiver is told first; what is for the sender would say the same again.
-            if effect.role is effects.TransferRole.RECEIVE:
-                joiner = self._sessions[self._worker_of[effect.stream]]
-                donor = self._sessions[effect.peer]
-                opening = TransferOpening(
-                    effect.transfer_id, donor, joiner, effect.beside_training, effect.holds_up
-                )
-                self._announce(opening, streams)
-        elif (isinstance(effect, effects.SaveDeparture) and effect.dropped) or isinstance(
-            effect, effects.EndSession
-        ):
-            newest = self._sessions.get(effect.worker, Session(effect.worker, (term, 0)))
-            # One above the newest: the session that this very worker has now is over, too. Streams
-            # are numbered, so the one with which it may join again has a later number.
-            number = newest.serial[1] + 1
-            revoked = SessionsRevoked(Session(effect.worker, (newest.serial[0], number)))
-            self._revoked[effect.worker] = revoked
-            self._announce(revoked, streams)
+        match effect:
+            case (
+                effects.Assign(assignment=work)
+                | CommitAndAssign(assign=effects.Assign(assignment=work))
+            ):
+                self._open_round(work.key, streams)
+            case effects.AcceptJoin():
+                self._accept(effect, term)
+            case effects.SendTransfer(checkpoint=None, role=effects.TransferRole.RECEIVE):
+                # The receiver is told first; what is for the sender would say the same again.
+                self._announce(self._opening_of(effect), streams)
+            case effects.SaveDeparture(dropped=True) | effects.EndSession():
+                self._announce(self._revoke(effect.worker, term), streams)
+            case _:
+                pass
+
+    def _accept(self, effect: effects.AcceptJoin, term: int) -> None:
+        older = self._sessions.get(effect.worker)
+        if older is not None:
+            self._worker_of.pop(older.serial[1], None)
+        # The serial of the session token that the worker gets: see `JoinAnswers.accepted`.
+        self._sessions[effect.worker] = Session(effect.worker, (term, effect.stream))
+        self._worker_of[effect.stream] = effect.worker
+
+    def _opening_of(self, effect: effects.SendTransfer) -> TransferOpening:
+        joiner = self._sessions[self._worker_of[effect.stream]]
+        donor = self._sessions[effect.peer]
+        return TransferOpening(
+            effect.transfer_id, donor, joiner, effect.beside_training, effect.holds_up
+        )
+
+    def _revoke(self, worker: int, term: int) -> SessionsRevoked:
+        newest = self._sessions.get(worker, Session(worker, (term, 0)))
+        # One above the newest: the session that this very worker has now is over, too. Streams
+        # are numbered, so the one with which it may join again has a later number.
+        number = newest.serial[1] + 1
+        revoked = SessionsRevoked(Session(worker, (newest.serial[0], number)))
+        self._revoked[worker] = revoked
+        return revoked
 
     def greet(self, stream: ReducerStream) -> None:
         """Announces to a reducer that just registered what others were told before."""

@@ -11,8 +11,10 @@ parts like one whose fields were merged.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
-from typing import get_args
+from operator import attrgetter
+from typing import Any, get_args
 
 from google.protobuf.message import Message
 
@@ -49,8 +51,9 @@ class Encoder:
     def __init__(self, answers: JoinAnswers) -> None:
         """`answers` makes assignments."""
         self._answers = answers
-        self._last: tuple[_TO_ALL, bytes] | None = None
-        self._commit: tuple[effects.SendCommitted, bytes] | None = None
+        self._last: tuple[type[MessageEffect], Any, bytes] | None = None
+        """Of what went to all: its kind, its content, and its bytes."""
+        self._commit: tuple[Any, bytes] | None = None
         self._shared: tuple[Key, bytes] | None = None
 
     def encoded(self, effect: MessageEffect) -> bytes:
@@ -59,18 +62,21 @@ class Encoder:
             return self._both(effect)
         if isinstance(effect, effects.Assign):
             return _embedded(_SHARD_ASSIGNMENT, self._assignment(effect))
-        if not isinstance(effect, _TO_ALL):
+        kind = type(effect)
+        content_of = _CONTENT.get(kind)
+        if content_of is None:
             return message_to(effect).SerializeToString()
-        if self._last is None or not _alike(self._last[0], effect):
-            self._last = effect, message_to(effect).SerializeToString()
-        return self._last[1]
+        content = content_of(effect)
+        if self._last is None or self._last[:2] != (kind, content):
+            self._last = kind, content, message_to(effect).SerializeToString()
+        return self._last[2]
 
     def _both(self, effect: CommitAndAssign) -> bytes:
         """A record and what follows it; the record's part is the same for all."""
-        committed = effect.committed
-        if self._commit is None or not _alike(self._commit[0], committed):
-            body = message_to(committed).step_committed.SerializeToString()
-            self._commit = committed, body
+        content = _CONTENT[effects.SendCommitted](effect.committed)
+        if self._commit is None or self._commit[0] != content:
+            body = message_to(effect.committed).step_committed.SerializeToString()
+            self._commit = content, body
         work = _embedded(_ASSIGNMENT, self._assignment(effect.assign))
         return _embedded(_STEP_COMMITTED, self._commit[1] + work)
 
@@ -89,19 +95,11 @@ def serialized(message: Message | bytes) -> bytes:
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
-def _alike(one: _TO_ALL, other: _TO_ALL) -> bool:
-    """Whether two effects differ in nothing but the stream."""
-    return type(one) is type(other) and all(
-        (mine := getattr(one, name)) is (theirs := getattr(other, name)) or mine == theirs
-        for name in _CONTENT[type(one)]
-    )
-
-
-_CONTENT = {
-    kind: tuple(field.name for field in fields(kind) if field.name != "stream")
+_CONTENT: dict[type[Any], Callable[[Any], Any]] = {
+    kind: attrgetter(*(field.name for field in fields(kind) if field.name != "stream"))
     for kind in get_args(_TO_ALL)
 }
-"""The fields of each kind that its message has."""
+"""What each kind says, whatever stream it goes to."""
 
 
 def _embedded(tag: bytes, body: bytes) -> bytes:
@@ -114,6 +112,8 @@ def _tag(kind: type[Message], field: str) -> bytes:
 
 
 def _varint(number: int) -> bytes:
+    if number <= 0x7F:
+        return _ONE_BYTE[number]
     written = bytearray()
     while number > 0x7F:
         written.append(number & 0x7F | 0x80)
@@ -122,6 +122,7 @@ def _varint(number: int) -> bytes:
     return bytes(written)
 
 
+_ONE_BYTE = [bytes([number]) for number in range(0x80)]
 _SHARD_ASSIGNMENT = _tag(pb.TrainResponse, "shard_assignment")
 _STEP_COMMITTED = _tag(pb.TrainResponse, "step_committed")
 _ASSIGNMENT = _tag(pb.StepCommitted, "assignment")

@@ -202,7 +202,7 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
     require_at_most(len(ready.mean_check.relayed), MAX_NUMBERS, "relayed sums")
     require_at_most(len(ready.apart), MAX_NODES_APART, "nodes with two results")
     timings = ready.timings
-    digest, digest_head = _digest(ready.digest)
+    digest, digest_head, digest_prefixes = _digest_in(ready)
     return events.WorkerReady(
         stream,
         events.Ready(
@@ -224,7 +224,7 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
             ),
             digest=digest,
             digest_head=digest_head,
-            digest_prefixes=_prefixes(ready.digest),
+            digest_prefixes=digest_prefixes,
             end_of_data=ready.end_of_data,
             stop_reason=_said(ready.stop_reason),
             gradient_norm=ready.gradient_norm if ready.HasField("gradient_norm") else None,
@@ -377,7 +377,7 @@ _EVENTS = {
 
 def _said(text: str) -> str:
     """A worker's text for people."""
-    return on_one_line(clipped(text))
+    return on_one_line(clipped(text)) if text else ""
 
 
 def _clipped_evidence(evidence: HaltEvidence | None) -> HaltEvidence | None:
@@ -414,6 +414,13 @@ def _digest(message: pb.WeightsDigest) -> tuple[bytes, Key | None]:
     if len(message.sha256) not in (0, 32):
         raise ValueError(f"a digest is 32 bytes, not {len(message.sha256)}")
     return message.sha256, conversion.optional_key_from_proto(message.head)
+
+
+def _digest_in(ready: pb.StepReady) -> tuple[bytes, Key | None, bytes]:
+    """Digest, head and prefixes in a report; most reports have none."""
+    if not ready.HasField("digest"):
+        return b"", None, b""
+    return (*_digest(ready.digest), _prefixes(ready.digest))
 
 
 def _prefixes(message: pb.WeightsDigest) -> bytes:

@@ -148,22 +148,24 @@ def together(done: Sequence[effects.Effect]) -> list[effects.Effect | CommitAndA
     found: list[effects.Effect | CommitAndAssign] = []
     commits: dict[int, int] = {}
     for effect in done:
-        if isinstance(effect, effects.Assign):
-            at = commits.get(effect.stream)
-            committed = None if at is None else found[at]
-            if (
-                at is not None
-                and isinstance(committed, effects.SendCommitted)
-                and committed.record.key == effect.assignment.parent
-            ):
-                # In the commit's place: every other message keeps its own.
-                found[at] = CommitAndAssign(committed, effect)
-                continue
-        # Only for a STEP. In its event, work goes only to workers with a standing request, which
-        # read both from one message. Work after a MARK was asked for earlier, and the answer to a
-        # halt may lie between the two.
-        elif isinstance(effect, effects.SendCommitted) and effect.record.kind is RecordKind.STEP:
-            commits[effect.stream] = len(found)
+        match effect:
+            case effects.Assign(stream, assignment) if stream in commits:
+                at = commits[stream]
+                committed = found[at]
+                if (
+                    isinstance(committed, effects.SendCommitted)
+                    and committed.record.key == assignment.parent
+                ):
+                    # In the commit's place: every other message keeps its own.
+                    found[at] = CommitAndAssign(committed, effect)
+                    continue
+            case effects.SendCommitted(stream, record) if record.kind is RecordKind.STEP:
+                # Only for a STEP. In its event, work goes only to workers with a standing request,
+                # which read both from one message. Work after a MARK was asked for earlier, and
+                # the answer to a halt may lie between the two.
+                commits[stream] = len(found)
+            case _:
+                pass
         found.append(effect)
     return found
 

@@ -33,7 +33,6 @@ from andon_coordinator.core.chronicle import Chronicle
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.session_events import (
     AttendRequest,
-    SessionEffect,
     SessionEvent,
 )
 from andon_coordinator.core.session_line import with_session
@@ -129,8 +128,8 @@ class LineClock:
 
     def now(self) -> float:
         """The line's time, in seconds."""
-        listened = min(self._monotonic(), self._ticked_at + self._longest_gap_s)
-        return listened - self._lost_s
+        now, latest = self._monotonic(), self._ticked_at + self._longest_gap_s
+        return (now if now < latest else latest) - self._lost_s
 
 
 class LineTask:
@@ -175,7 +174,8 @@ class LineTask:
         self._observed_at = -math.inf
         self._wait_log = WaitLog()
         self._device_log = DeviceLog()
-        self._changed = asyncio.Event()
+        self._changed: asyncio.Event | None = None
+        """What is set at the next change; None: nobody has asked for it since the last one."""
         self._closed = False
         self._report_newcomers: Callable[[bool], None] = lambda wanted: None
         self._newcomers = line.takes_newcomers
@@ -241,6 +241,8 @@ class LineTask:
     @property
     def next_change(self) -> asyncio.Event:
         """Set once something happens from now on."""
+        if self._changed is None:
+            self._changed = asyncio.Event()
         return self._changed
 
     async def changed(self, change: asyncio.Event, timeout_s: float) -> tuple[bool, bool]:
@@ -277,7 +279,7 @@ class LineTask:
         log.info(LogEvent("end_awaits_workers", lost=names, joining=joining, most_s=most_s))
         while (workers or joining) and self._clock.now() < deadline and not self._closed:
             # Not every stream's end is a change of the line, so this looks again and again.
-            await self.changed(self._changed, self._settings.tick_s)
+            await self.changed(self.next_change, self._settings.tick_s)
             workers, joining = self._expected()
         if workers or joining:
             names = ", ".join(map(str, workers)) or "none"
@@ -435,19 +437,17 @@ class LineTask:
                 objection = effect.message
             else:
                 self._do(effect)
-        told = self._chronicle.receive(
-            event, done, wall=wall, state=self._line.state, step=self._line.step
-        )
+        state = self._line.state
+        told = self._chronicle.receive(event, done, wall=wall, state=state, step=self._line.step)
         for effect in told:
             self._do(effect)
         all_done = [*done, *told]
         self._meter.receive(event, all_done)
-        # Once what was sent above is on its way: workers wait for it, and nobody for this.
-        asyncio.get_running_loop().call_soon(self._show, event, all_done, now)
+        self._show(event, all_done, now)
         if isinstance(event, events.WorkerStreamEnded | events.WorkerLeft):
             # After the effects: the last ones may be for this very stream.
             self._streams.forget_worker(event.stream)
-        self._follow_state()
+        self._follow(state)
         # A tick without effects changes nothing that a watcher of the status could see.
         if done or told or not isinstance(event, events.TimePassed):
             self._note_change()
@@ -463,47 +463,38 @@ class LineTask:
         self._meter.receive(events.SessionHappened(), told)
         objections = [each.message for each in done if isinstance(each, effects.RefuseOperator)]
         known = [each for each in done if isinstance(each, _SHARED)]
-        asyncio.get_running_loop().call_soon(self._show_session, event, done, [*known, *told], now)
+        self._settings.session_happened(event, done)
+        self._show(events.SessionHappened(), [*known, *told], now)
         if done or not isinstance(event, events.TimePassed):
             self._note_change()
         return next(iter(objections), "")
 
-    def _show_session(
-        self,
-        event: SessionEvent,
-        done: Sequence[SessionEffect],
-        known: Sequence[effects.Effect],
-        now: float,
-    ) -> None:
-        try:
-            self._settings.session_happened(event, done)
-            self._observe(events.SessionHappened(), known, now)
-        except Exception as error:  # the boundary of the observers
-            self._fail(error)
-
     def _show(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
         """Shows the observers what happened, and a few times a second where the line is."""
-        try:
-            self._observe(event, done, now)
-        except Exception as error:  # the boundary of the observers
-            self._fail(error)
-
-    def _observe(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
         for observer in self._observers:
             observer.observe(event, done, now)
-        if now - self._observed_at >= max(self._settings.observe_s, self.look_s):
+        since_s = now - self._observed_at
+        if since_s >= self._settings.observe_s and since_s >= self.look_s:
             self._observed_at = now
+            # Once what was sent is on its way: workers wait for it, and nobody for this.
+            asyncio.get_running_loop().call_soon(self._show_status, now)
+
+    def _show_status(self, now: float) -> None:
+        try:
             status = self.status()
             self._wait_log.note(status, now)
             self._device_log.note(status)
             for observer in self._observers:
                 observer.tick(status)
+        except Exception as error:  # the boundary of the observers
+            self._fail(error)
 
-    def _follow_state(self) -> None:
-        if self._line.takes_newcomers is not self._newcomers:
-            self._newcomers = self._line.takes_newcomers
-            self._report_newcomers(self._newcomers)
-        if self._line.state is effects.LineState.COMPLETE:
+    def _follow(self, state: effects.LineState) -> None:
+        newcomers = self._line.takes_newcomers
+        if newcomers is not self._newcomers:
+            self._newcomers = newcomers
+            self._report_newcomers(newcomers)
+        if state is effects.LineState.COMPLETE:
             self.complete.set()
             self.over.set()
             self._streams.dismiss_reducers()
@@ -511,27 +502,34 @@ class LineTask:
     # -------------------------------------------------------------------------- effects
 
     def _do(self, effect: effects.Effect | CommitAndAssign) -> None:
-        log_effect(effect)
         # First: a reducer must know of a round before a worker can send anything of it.
         self._announcer.before(effect, self._streams, term=self._line.term)
+        if isinstance(effect, _SENDS):
+            if (stream := self._streams.worker(effect.stream)) is not None:
+                stream.send(self._encoder.encoded(effect))
+            return
+        log_effect(effect)
         if isinstance(effect, _SAVES):
             self._journal.save(effect)
         elif isinstance(effect, effects.CloseReducer):
             if (registration := self._streams.reducer(effect.stream)) is not None:
                 registration.end(LineError(Reason.REJOIN_NEEDED, effect.message))
-        elif (stream := self._streams.worker(getattr(effect, "stream", 0))) is None:
-            return  # A note for people; or the stream has ended.
-        elif isinstance(effect, effects.RefuseJoin):
-            stream.end(LineError.of(effect.refusal))
-        elif isinstance(effect, effects.CloseStream):
-            stream.end(LineError(Reason.REJOIN_NEEDED, effect.message))
-        elif isinstance(effect, effects.AcceptJoin):
-            stream.send(self._answers.accepted(effect, self._line.term))
-        elif isinstance(effect, effects.SendHeartbeatAnswer):
-            stream.send(heartbeat_answer_to(effect, self._wall()))
-        else:
-            assert isinstance(effect, _SENDS), f"no adapter does {effect}"
-            stream.send(self._encoder.encoded(effect))
+        elif (stream := self._streams.worker(getattr(effect, "stream", 0))) is not None:
+            self._tell(stream, effect)
+
+    def _tell(self, stream: WorkerStream, effect: effects.Effect | CommitAndAssign) -> None:
+        """Does what concerns one stream, and is no message or not the encoder's."""
+        match effect:
+            case effects.RefuseJoin():
+                stream.end(LineError.of(effect.refusal))
+            case effects.CloseStream():
+                stream.end(LineError(Reason.REJOIN_NEEDED, effect.message))
+            case effects.AcceptJoin():
+                stream.send(self._answers.accepted(effect, self._line.term))
+            case effects.SendHeartbeatAnswer():
+                stream.send(heartbeat_answer_to(effect, self._wall()))
+            case _:
+                raise AssertionError(f"no adapter does {effect}")
 
     def _depose(self, why: str) -> None:
         """Stops serving: the journal has a greater term, so every stream is closed (rule 2)."""
@@ -559,7 +557,8 @@ class LineTask:
         self._note_change()
 
     def _note_change(self) -> None:
-        # A new event for each change. Tasks that wait on the old one wake up; tasks that begin to
-        # wait now wait for the next change.
-        self._changed.set()
-        self._changed = asyncio.Event()
+        # An event for each change. Tasks that wait on the old one wake up; tasks that begin to wait
+        # now wait for the next change.
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None

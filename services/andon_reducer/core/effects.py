@@ -44,6 +44,8 @@ class CallRefusal:
 class RoundOutcome(enum.Enum):
     """How a round ended here."""
 
+    __hash__ = object.__hash__  # See `Encoding`.
+
     FINISHED = "finished"
     """Every chunk that came was averaged."""
     FAULTED = "faulted"
@@ -132,12 +134,16 @@ Effect = Reduce | SendAverage | SendNotice | RefuseStream | PauseStream | Resume
 class Direction(enum.Enum):
     """Which way bytes went: `up` from a worker, `down` to one."""
 
+    __hash__ = object.__hash__  # See `Encoding`.
+
     UP = "up"
     DOWN = "down"
 
 
 class DataPath(enum.Enum):
     """How bytes went."""
+
+    __hash__ = object.__hash__  # See `Encoding`.
 
     WIRE = "wire"
     SHARED_MEMORY = "shared-memory"

@@ -133,10 +133,7 @@ class Rounds:
         if isinstance(message, Abstain):
             return None
         # A slow listener must not have the messages of others refused.
-        held_bytes = sum(
-            run.inflight_bytes - run.listened_bytes + run.remembered_bytes
-            for run in self._runs.values()
-        )
+        held_bytes = sum(run.charged_bytes for run in self._runs.values())
         if held_bytes + held_bytes_of(message) <= self._limits.max_held_bytes:
             return None
         text = (

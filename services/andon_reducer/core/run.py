@@ -89,17 +89,21 @@ class Run:
         messages = [each.parked for each in list(self._parked.values())]
         parked = sum(held_bytes_of(each) for each in messages if each)
         held = round_.held_bytes if round_ else 0
-        return held + parked + self._outgoing.held_bytes + self.listened_bytes
+        return held + parked + self._outgoing.held_bytes + self._outgoing.listened_bytes
 
     @property
-    def listened_bytes(self) -> int:
-        """What only listeners have not taken; part of `inflight_bytes`."""
-        return self._outgoing.listened_bytes
+    def charged_bytes(self) -> int:
+        """What it holds for those that contribute; the loop asks, with each message.
 
-    @property
-    def remembered_bytes(self) -> int:
-        """What remembering the finished chunks of its round takes."""
-        return self._round.remembered_bytes if self._round else 0
+        That is `inflight_bytes` without what only listeners have not taken, and what remembering
+        the finished chunks of its round takes.
+        """
+        charged = self._outgoing.held_bytes
+        for stream in self._parked.values():
+            charged += held_bytes_of(stream.parked) if stream.parked else 0
+        if self._round is not None:
+            charged += self._round.held_bytes + self._round.remembered_bytes
+        return charged
 
     @property
     def over(self) -> bool:

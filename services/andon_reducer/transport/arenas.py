@@ -213,7 +213,7 @@ class StreamMemory:
             self._generation = claimed.generation
             # A slice has no checksum: shared memory leaves the host by no wire.
             payload = self._view[claimed.offset : claimed.offset + claimed.length]
-            return replace(gradient, payload=payload, crc32c=None)
+            return gradient.resolved(payload)
         raise CallRefused(Reason.INVALID_MESSAGE, text)
 
     def close(self) -> None:

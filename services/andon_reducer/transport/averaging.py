@@ -26,8 +26,6 @@ from andon_reducer.transport.reduce_stream import OutgoingMessage
 
 __all__ = ["AveragingThreads", "Delivery", "fault_of_failed"]
 
-_NO_BYTES = memoryview(b"")
-
 
 class Delivery:
     """One job on its way: made by the loop, reduced in parts by threads, sent by the loop."""
@@ -146,9 +144,9 @@ class Delivery:
         # Only the thread that did the last part gets here, and the loop gets the delivery after
         # this returns. So nothing below needs the lock.
         if isinstance(answer, AveragedBlock):
-            whole = replace(answer, offset=self.job.offset, count=self.job.count, payload=_NO_BYTES)
             for averages, (_, slice_) in self._places.items():
-                self._slice_frames[averages] = frame_response(replace(whole, slice=slice_))
+                whole = answer.in_memory(self.job.offset, self.job.count, slice_)
+                self._slice_frames[averages] = frame_response(whole)
         return True
 
 

@@ -97,10 +97,13 @@ class BoardFeed:
 
     def observe(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
         """Notes an event and its effects, at `now` of the line's clock."""
-        if isinstance(event, events.RecordSaved):
-            self._committed(event.key, now)
-        elif isinstance(event, events.JournalFailed):
-            self._pending.clear()
+        match event:
+            case events.RecordSaved(key):
+                self._committed(key, now)
+            case events.JournalFailed():
+                self._pending.clear()
+            case _:
+                pass
         for effect in done:
             match effect:
                 case effects.SaveRecord() if effect.result is not None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from andon.protocol.layout import Layout
+from andon.protocol.records import Key
 from andon.protocol.run_settings import Policy
 from andon_trainer.averaging.averaging import Averaging
 from andon_trainer.core.calls import Bytes, Call, Floats
@@ -56,7 +57,7 @@ class Seat:
 
     def next_round(self) -> None:
         key = self.assigned.key
-        self.stand(assigned=replace(self.assigned, key=replace(key, round=key.round + 1)))
+        self.stand(assigned=replace(self.assigned, key=Key(key.term, key.round + 1)))
 
     def begin(self, weight: float, call: Call | None = None) -> bool:
         assert call is not None

@@ -413,7 +413,7 @@ def give(
     assigned = collectives._member.position.assigned
     assert assigned is not None
     if not again:
-        key = replace(assigned.key, round=assigned.key.round + 1)
+        key = Key(assigned.key.term, assigned.key.round + 1)
         cast(Any, collectives._member).stand(assigned=replace(assigned, key=key))
     call = Call(name="all_reduce_gradients", blocks=range(1))
     assert collectives.run(call, 1.0) is not None

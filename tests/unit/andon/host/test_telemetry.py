@@ -11,9 +11,8 @@ from andon.host.telemetry import (
     ExchangeDurations,
     FollowedCounter,
     OptionalGauge,
+    TimeHistogram,
     new_registry,
-    observe,
-    time_histogram,
 )
 from andon.protocol.records import Key
 
@@ -40,7 +39,7 @@ def test_no_series_says_when_a_counter_was_made() -> None:
     # A counter that continues from a journal begins at 1000, and would be taken for a jump.
     registry = new_registry()
     Counter("andon_things_total", "Things.", registry=registry).inc(1000)
-    time_histogram(registry, "andon_thing_seconds", "Time of a thing.")
+    TimeHistogram(registry, "andon_thing_seconds", "Time of a thing.")
 
     for text in (generate_latest(registry), openmetrics(registry)):
         assert b"_created" not in text
@@ -79,10 +78,10 @@ def test_a_counter_that_is_kept_elsewhere_is_asked_for_at_each_scrape() -> None:
 
 def test_a_time_has_its_step_as_an_exemplar_for_those_who_ask_for_openmetrics() -> None:
     registry = CollectorRegistry()
-    histogram = time_histogram(registry, "andon_thing_seconds", "Time of a thing.")
+    histogram = TimeHistogram(registry, "andon_thing_seconds", "Time of a thing.")
 
-    observe(histogram, 0.3, 118)
-    observe(histogram, 7.0, None)
+    histogram.observe(0.3, 118)
+    histogram.observe(7.0, None)
 
     assert exemplars(registry) == ['{step="118"']
     assert b'step="118"' not in generate_latest(registry)
