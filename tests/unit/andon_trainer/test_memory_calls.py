@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -211,6 +212,33 @@ def test_other_sizes_than_expected_are_a_call_that_differs(tmp_path: Path) -> No
     assert isinstance(second, CallDiffers)
 
 
+def until_found(
+    memories: list[NeighbourMemory],
+    values: list[Array],
+    dtype: type[np.floating[np.typing.NBitBase]],
+) -> list[object]:
+    """What each rank's sum ended with; whoever waits gives up once another has found a value."""
+    found = threading.Event()
+
+    def still(_: tuple[int, ...]) -> None:
+        if found.is_set():
+            raise TimeoutError
+
+    def act(place: int) -> None:
+        parts = ([values[place]], [values[place]])
+        ranks = len(memories)
+        asked = work(CallKind.ALL_REDUCE, parts, reduction="sum", ranks=ranks, gate=Closed(dtype))
+        try:
+            run(memories[place], asked, 0, still)
+        except NotFinite:
+            found.set()
+            raise
+        finally:
+            memories[place].end()
+
+    return list(together(len(memories), act))
+
+
 @pytest.mark.parametrize("size", [40, 5000, 40_000])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("place_of_nan", [0, 1, 2])
@@ -218,21 +246,10 @@ def test_what_is_not_finite_does_not_leave_its_rank(
     tmp_path: Path, size: int, dtype: type[np.floating[np.typing.NBitBase]], place_of_nan: int
 ) -> None:
     memories = opened(tmp_path, 3)
-    values = [np.ones(size, dtype) for _ in range(3)]
+    values: list[Array] = [np.ones(size, dtype) for _ in range(3)]
     values[place_of_nan][size - 3] = np.nan
 
-    def still(_: tuple[int, ...]) -> None:
-        raise TimeoutError
-
-    def act(place: int) -> None:
-        parts = ([values[place]], [values[place]])
-        asked = work(CallKind.ALL_REDUCE, parts, reduction="sum", ranks=3, gate=Closed(dtype))
-        try:
-            run(memories[place], asked, 0, still)
-        finally:
-            memories[place].end()
-
-    answers = together(3, act)
+    answers = until_found(memories, values, dtype)
 
     found = answers[place_of_nan]
     assert isinstance(found, NotFinite), answers
@@ -247,22 +264,11 @@ def test_finite_inputs_with_an_infinite_sum_are_told_as_such(
     tmp_path: Path, count: int, dtype: type[np.floating[np.typing.NBitBase]]
 ) -> None:
     memories = opened(tmp_path, count)
-    values = [np.ones(40_000, dtype) for _ in range(count)]
+    values: list[Array] = [np.ones(40_000, dtype) for _ in range(count)]
     for each in values:
         each[20_001] = np.finfo(dtype).max
 
-    def still(_: tuple[int, ...]) -> None:
-        raise TimeoutError
-
-    def act(place: int) -> None:
-        parts = ([values[place]], [values[place]])
-        asked = work(CallKind.ALL_REDUCE, parts, reduction="sum", ranks=count, gate=Closed(dtype))
-        try:
-            run(memories[place], asked, 0, still)
-        finally:
-            memories[place].end()
-
-    answers = together(count, act)
+    answers = until_found(memories, values, dtype)
 
     found = [each for each in answers if isinstance(each, NotFinite)]
     assert found
