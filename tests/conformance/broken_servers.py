@@ -401,7 +401,7 @@ def takes_one_standing_request_for_all() -> None:
 @broken("commit.overflow", sign="the overflow at", passes=("commit.record",))
 def forgets_overflows() -> None:
     """No record says that gradients overflowed."""
-    put(StepRound, "overflow", property(lambda _round: False))
+    put(StepRound, "overflow", property(lambda _round: False, lambda _round, _value: None))
 
 
 # ---------------------------------------------------------------------- members and halts

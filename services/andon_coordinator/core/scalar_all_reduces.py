@@ -125,8 +125,8 @@ class ScalarAllReduces:
             For each one that was still open, the mean of the numbers given so far, and the workers
             that gave them and still wait.
         """
-        if not self._latest:
-            return []  # As in most steps: nobody gave a number.
+        if not (self._latest or self._kept_bytes):
+            return []  # As in most steps: nobody gave a number, and none was answered alone.
         left = [
             (_mean(sequence, parts), frozenset(parts))
             for sequence, parts in sorted(self._open.items())
