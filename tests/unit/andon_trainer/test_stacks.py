@@ -112,16 +112,14 @@ def test_a_huge_answer_is_cut_and_shown_on_one_line() -> None:
 
 
 def test_the_stack_of_a_thread_is_read_out_of_what_faulthandler_wrote() -> None:
-    written = (
-        "Thread 0x0000a1 (most recent call first):\n"
-        '  File "/usr/lib/python3.11/threading.py", line 324 in wait\n\n'
-        "Current thread 0x0000b2 (most recent call first):\n"
+    first = (
+        "Stack (most recent call first):\n"
         '  File "/home/ada/train.py", line 5 in hook\n'
         '  File "/home/ada/train.py", line 9 in main\n'
     )
 
-    assert frames_in(written, 0xB2) == (HOOK, TRAIN)
-    assert frames_in(written, 0xC3) == ()
+    assert frames_in(first + first) == (HOOK, TRAIN)
+    assert frames_in("") == ()
 
 
 def _nvml(process: int, bits: int) -> SimpleNamespace:

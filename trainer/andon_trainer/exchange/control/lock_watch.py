@@ -4,9 +4,12 @@ Theory of operation. A call into C that keeps the lock holds up every other thre
 that answers why this worker is late; by the time that one may run, the script is elsewhere. So a
 thread of this module wakes up ten times a second and sets a timer of the kernel that expires half a
 second after its next waking. As long as it wakes up, the timer never expires. If it does, the
-kernel interrupts this very thread, which waits for the lock, with a signal whose handler is
-`faulthandler`'s: that writes down all stacks in C, without the lock. The script's own thread is not
-interrupted.
+kernel interrupts the script's thread with a signal whose handler is `faulthandler`'s: that writes
+down this thread's stack in C, without the lock, and system calls that can be go on after it.
+
+It must be that very thread. A process that was stopped or starved is late as well, and then the
+script runs on: another thread that read its calls meanwhile would read what is changing under it,
+and could end the process with SIGSEGV.
 
 `faulthandler.dump_traceback_later` would do the same with less code, but there is one of it in a
 process, and it may be the script's. Where there are no such timers (macOS) the stack is taken when
@@ -64,7 +67,7 @@ class LockWatch:
 
     def run(self, stop: threading.Event) -> None:
         """Watches until `stop` is set; a thread of its own runs it."""
-        alarm = _Alarm.of_this_thread()
+        alarm = _Alarm.of(self._script)
         before = time.monotonic()
         while True:
             if alarm is not None:
@@ -78,7 +81,7 @@ class LockWatch:
                 # First: each line more gives the script's thread time to go on.
                 calls = frames_of(sys._current_frames().get(self._script))
                 written = alarm.taken() if alarm is not None else ""
-                self.last = Held(late_s, now, frames_in(written, self._script) or calls)
+                self.last = Held(late_s, now, frames_in(written) or calls)
         if alarm is not None:
             alarm.close()
 
@@ -117,7 +120,7 @@ class _Times(ctypes.Structure):
 
 
 class _Alarm:
-    """A timer that has all stacks written down when it expires."""
+    """A timer that has a thread write its stack down when it expires."""
 
     def __init__(self, timer: ctypes.c_void_p, file: int, c: ctypes.CDLL) -> None:
         """Holds what `of_this_thread` made."""
@@ -126,16 +129,17 @@ class _Alarm:
         self._c = c
 
     @classmethod
-    def of_this_thread(cls) -> _Alarm | None:
-        """An alarm that interrupts the calling thread alone; None: this system has none."""
-        if not sys.platform.startswith("linux"):
+    def of(cls, thread: int) -> _Alarm | None:
+        """An alarm that interrupts a thread alone; None: this system has none, or it has ended."""
+        native = {each.ident: each.native_id for each in threading.enumerate()}.get(thread)
+        if native is None or not sys.platform.startswith("linux"):
             return None
         number = signal.SIGRTMAX - _SIGNALS_BELOW_LAST
         file = _file_of(number)
         if file is None:
             return None
         c, timer = ctypes.CDLL(None, use_errno=True), ctypes.c_void_p()
-        event = _Event(signal=number, notify=_TO_THREAD, thread=threading.get_native_id())
+        event = _Event(signal=number, notify=_TO_THREAD, thread=native)
         try:
             made = c.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer))
         except AttributeError:  # A C library that has its timers elsewhere.
@@ -164,9 +168,9 @@ _files: dict[int, int] = {}
 
 
 def _file_of(number: int) -> int | None:
-    """A file in memory into which the signal has stacks written; None: somebody else has it."""
+    """A file in memory into which the signal has a stack written; None: somebody else has it."""
     if number not in _files:
-        file = stacks_written_at(number, "andon-stacks", all_threads=True)
+        file = stacks_written_at(number, "andon-stack")
         if file is None:
             return None
         _files[number] = file

@@ -1,10 +1,11 @@
-"""Written stacks: what a process writes down of its own threads when a signal comes.
+"""Written stacks: what a thread writes down of its own calls when a signal comes.
 
-Theory of operation. `faulthandler` writes stacks in C, without the interpreter's lock, into a file
-in memory. A loading process (of a DataLoader) opens such a file when it begins; the worker that
-started it finds the file among the process's open ones, sends the signal, and reads. So nothing
-travels between the two before somebody asks, however the process was started, and a process that
-has no such file is sent no signal, which would end it.
+Theory of operation. `faulthandler` writes a stack in C, without the interpreter's lock, into a file
+in memory. It writes that of the interrupted thread alone: others may run, and their calls change
+while they are read. A loading process (of a DataLoader) opens such a file when it begins; the
+worker that started it finds the file among the process's open ones, sends the signal, and reads. So
+nothing travels between the two before somebody asks, however the process was started, and a process
+that has no such file is sent no signal, which would end it.
 
 Where the system or its Python has no such files, as on macOS, nothing is written.
 """
@@ -32,38 +33,32 @@ _NAME = "andon-loading-stack"
 _PATIENCE_S, _APART_S = 0.5, 0.01
 _MOST_BYTES = 2**20
 
-_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)")
 _CALL = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
-def frames_in(written: str, thread: int | None = None) -> tuple[RawFrame, ...]:
-    """The calls of one thread in what `faulthandler` wrote, the innermost first; none: not there.
-
-    Args:
-        written: by `faulthandler`.
-        thread: which; None: it wrote of one alone.
-    """
+def frames_in(written: str) -> tuple[RawFrame, ...]:
+    """The calls in what `faulthandler` wrote first, the innermost first; none: there are none."""
     found: list[RawFrame] = []
-    here = thread is None
     for line in written.splitlines():
-        if (begins := _THREAD.match(line)) is not None:
-            if found:
-                break
-            here = int(begins[1], 16) == thread
-        elif here and (call := _CALL.match(line)) is not None:
+        if (call := _CALL.match(line)) is not None:
             found.append((call[1], int(call[2]), call[3]))
+        elif found:
+            break
     return tuple(found)
 
 
-def stacks_written_at(number: int, name: str, *, all_threads: bool) -> int | None:
-    """A file in memory into which a signal has stacks written; None: there can be none here."""
+def stacks_written_at(number: int, name: str) -> int | None:
+    """A file in memory into which a signal has the stack written of the thread that it interrupts.
+
+    None: there can be none here.
+    """
     # Some builds of Python have no such files; the signal may be the script's.
     if not _MAKES_FILES or signal.getsignal(number) is not signal.SIG_DFL:
         return None
     file = os.memfd_create(name)
     # Whoever reads empties it: what is written next begins it again.
     fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)
-    faulthandler.register(number, file=file, all_threads=all_threads, chain=False)
+    faulthandler.register(number, file=file, all_threads=False, chain=False)
     return file
 
 
@@ -71,7 +66,7 @@ def write_when_asked() -> None:
     """From now on `stacks_of` may ask this process. Once in a process."""
     if _MAKES_FILES:
         with suppress(OSError):  # A sandbox without such files: it loads all the same.
-            stacks_written_at(_number(), _NAME, all_threads=False)
+            stacks_written_at(_number(), _NAME)
 
 
 def stacks_of(processes: Sequence[int]) -> dict[int, tuple[RawFrame, ...]]:
