@@ -81,7 +81,9 @@ def test_a_run_in_the_background_computes_what_fit_does() -> None:
 
     report = trainer(beside).start(fit).join()
 
-    assert (sys.excepthook, sys.exit) == hooks
+    # A line of an earlier test may have ended meanwhile, and taken its own hooks away.
+    for now, before in zip((sys.excepthook, sys.exit), hooks, strict=True):
+        assert now is before or not hasattr(now, "andon")
     again = trainer(alone).fit(fit)
     # What differs says why: the first weights if somebody drew from torch's generator meanwhile.
     assert beside.seen == alone.seen
