@@ -270,11 +270,19 @@ def follow_to_the_end(run_id: str) -> LineConfig:
 
 
 @pytest.mark.usefixtures("_nothing_done")
-def test_each_process_of_a_host_refuses_the_run_that_it_has_trained() -> None:
+def test_each_process_of_a_host_refuses_the_run_that_it_has_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     config = follow_to_the_end("7f3a")
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
 
     with pytest.raises(JoinRefused, match="has trained run 7f3a to its end"):
         Worker(config, torch.device("cpu"))
+
+    # It gives the refusal its exit code if nobody catches it, and watches for no worker.
+    assert sys.excepthook is not sys.__excepthook__
+    Worker(LineConfig(), torch.device("cpu")).leave()
+    assert sys.excepthook is sys.__excepthook__
 
 
 @pytest.mark.usefixtures("_nothing_done")

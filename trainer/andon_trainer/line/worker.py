@@ -97,8 +97,12 @@ class Worker:
         """Whether nothing of this worker is in the process any more."""
         self._compared: tuple[Key | None, Digest] | None = None
         """The head and the weights that the loops ended with, once they were compared."""
-        # Last: an exception that the script does not catch is given its exit code by then.
-        _refuse_again(config)
+        try:
+            # Last: an exception that the script does not catch is given its exit code by then.
+            _refuse_again(config)
+        except JoinRefused:
+            self._exit.end(undo=is_interactive())
+            raise
 
     @property
     def whole(self) -> WorkerMember | None:
