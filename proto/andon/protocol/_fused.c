@@ -362,21 +362,24 @@ PyDoc_STRVAR(tree_mean_doc,
 
 static PyObject *tree_mean(PyObject *module, PyObject *args)
 {
-    PyObject *out, *vectors;
+    PyObject *out, *vectors, *each;
     Arguments given;
     TreeMean mean;
-    const unsigned char *sums;
+    char *sums;
     Py_ssize_t length;
     float divisor;
     int past_caches, finite;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO!y#fp:tree_mean", &out, &PyTuple_Type, &vectors, &sums, &length,
-                          &divisor, &past_caches)
-        || check_sums(sums, length, PyTuple_Size(vectors)) < 0
+    /* No "y#": headers of 3.13 would make a module of it that 3.11 refuses. */
+    if (!PyArg_ParseTuple(args, "OO!Sfp:tree_mean", &out, &PyTuple_Type, &vectors, &each, &divisor,
+                          &past_caches)
+        || PyBytes_AsStringAndSize(each, &sums, &length) < 0
+        || check_sums((unsigned char *)sums, length, PyTuple_Size(vectors)) < 0
         || hold(&given, out, vectors, NULL, -1, sizeof(float)) < 0)
         return NULL;
     past_caches = past_caches && (uintptr_t)given.out.buf % (LINE * sizeof(float)) == 0;
-    mean = (TreeMean){given.out.buf, given.vectors, sums, given.count, divisor, past_caches};
+    mean = (TreeMean){
+        given.out.buf, given.vectors, (unsigned char *)sums, given.count, divisor, past_caches};
     Py_BEGIN_ALLOW_THREADS
     finite = tree_mean_of(&mean, given.out.len / (Py_ssize_t)sizeof(float));
     Py_END_ALLOW_THREADS
