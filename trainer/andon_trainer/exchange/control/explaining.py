@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import sysconfig
 import threading
 import time
@@ -38,13 +37,14 @@ from andon_trainer.exchange.control.host_looks import (
     look_at_others,
     who_has_it,
 )
-from andon_trainer.exchange.control.lock_watch import LockWatch, frames_of
+from andon_trainer.exchange.control.lock_watch import LockWatch
 from andon_trainer.exchange.control.process_looks import (
     child_processes,
     facts_between,
     look,
     waits_for_disk,
 )
+from andon_trainer.exchange.control.thread_calls import thread_calls
 from andon_trainer.exchange.control.written_stacks import stacks_of
 
 __all__ = ["Explainer"]
@@ -138,12 +138,10 @@ class Explainer:
 
         Where the script waits for loading processes, they are the others, before any thread.
         """
-        frames = sys._current_frames()
+        threads = thread_calls()
         names = {each.ident: each.name for each in threading.enumerate()}
-        script = frames_of(frames.pop(self._script, None))
-        calls = [
-            (names.get(ident, "a thread"), frames_of(frame)) for ident, frame in frames.items()
-        ]
+        script = threads.pop(self._script, ())
+        calls = [(names.get(ident, "a thread"), found) for ident, found in threads.items()]
         if waits_for_loading(script, self._places):
             written = stacks_of(child_processes()[:_MOST_LOADING])
             calls = [*((f"{LOADING} {pid}", found) for pid, found in written.items()), *calls]

@@ -25,18 +25,16 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from types import FrameType
 
 from andon_trainer.core.stacks import RawFrame
+from andon_trainer.exchange.control.thread_calls import thread_calls
 from andon_trainer.exchange.control.written_stacks import frames_in, stacks_written_at
 
-__all__ = ["Held", "LockWatch", "frames_of"]
+__all__ = ["Held", "LockWatch"]
 
 _WAKES_S = 0.1
 _HELD_S = 0.5
 """A thread that wakes up so much too late could not run."""
-_DEEPEST = 200
-"""Calls of a stack that are looked at."""
 _MOST_BYTES = 2**20
 _SIGNALS_BELOW_LAST = 5
 """The signal is so many below the last real-time one: languages and libraries use the ends."""
@@ -79,21 +77,11 @@ class LockWatch:
             late_s, before = now - before - _WAKES_S, now
             if late_s >= _HELD_S:
                 # First: each line more gives the script's thread time to go on.
-                calls = frames_of(sys._current_frames().get(self._script))
+                calls = thread_calls().get(self._script, ())
                 written = alarm.taken() if alarm is not None else ""
                 self.last = Held(late_s, now, frames_in(written) or calls)
         if alarm is not None:
             alarm.close()
-
-
-def frames_of(frame: FrameType | None) -> tuple[RawFrame, ...]:
-    """The calls of a thread, the innermost first."""
-    found: list[RawFrame] = []
-    while frame is not None and len(found) < _DEEPEST:
-        code = frame.f_code
-        found.append((code.co_filename, frame.f_lineno or 0, code.co_qualname))
-        frame = frame.f_back
-    return tuple(found)
 
 
 class _Event(ctypes.Structure):
