@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from urllib.parse import urlsplit
 from andon.v1 import coordinator_pb2 as pb
 from chaos.rig import PATIENCE_S, ChaosLine, chaos_line, free_port
 from integration.harness import clean_environment
+from integration.nursery import Process, first_line, nursery
 
 __all__ = ["SECRET", "ReducedLine", "Reducer", "reduced_line"]
 
@@ -31,27 +30,21 @@ class Reducer:
     flags: Sequence[str] = ()
     address: str = ""
     metrics_port: int | None = None
-    process: subprocess.Popen[str] | None = None
+    process: Process | None = None
 
     def start(self) -> None:
         """Starts its process, for the first time or again."""
         port = self.address.rpartition(":")[2] or str(free_port())
         command = [
-            *(sys.executable, "-m", "andon_cli", "serve", "--role", "reducer", "--announce"),
+            *("-m", "andon_cli", "serve", "--role", "reducer", "--announce"),
             *("--coordinator", self.coordinator, "--secret-file", str(self.folder / "secret")),
             *("--port", port, "--metrics-port", "0", "--liveness", "1", *self.flags),
         ]
-        with (self.folder / "reducers.txt").open("ab") as output:
-            self.process = subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                text=True,
-                env=clean_environment(PYTHONPATH=":".join(path for path in sys.path if path)),
-            )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, (self.folder / "reducers.txt").read_text()
+        said, errors = (self.folder / name for name in (f"reducer-{port}.txt", "reducers.txt"))
+        said.unlink(missing_ok=True)
+        self.process = nursery("service").start(command, clean_environment(), said, errors)
+        line = first_line(self.process, said)
+        assert line, errors.read_text()
         announced = json.loads(line)
         self.address = announced["address"]
         self.metrics_port = urlsplit(announced["metrics_url"]).port
@@ -65,13 +58,9 @@ class Reducer:
 
     def close(self) -> None:
         """Ends the process, even if it is stopped."""
-        if self.process is None:
-            return
-        if self.process.poll() is None:
+        if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(PATIENCE_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
 
 
 @dataclass

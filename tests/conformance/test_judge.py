@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Literal
@@ -18,6 +17,7 @@ from andon_conformance.judge.client import Launch
 from conformance.grain_defects import GRAIN_DEFECTS
 from conformance.judged_defects import DEFECTS, Defect
 from conformance.trials import AT_ONCE, CLIENTS, forked, judged
+from integration.fixtures.console import andon
 
 pytestmark = pytest.mark.integration
 
@@ -121,18 +121,12 @@ def test_a_broken_client_fails_by_the_check_meant_among_all_others(
 
 def test_the_command_says_what_it_found_as_json(tmp_path: Path) -> None:
     client = [sys.executable, str(CLIENTS / "judged_numpy.py"), "turns-the-digest"]
-    command = [sys.executable, "-m", "andon_cli", "conformance", "judge", "--format", "json"]
     names = ["join.layout-digest", "join.run"]
-    environment = {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))}
+    words = ["conformance", "judge", "--format", "json", "--only", *names, "--", *client]
 
-    ended = subprocess.run(
-        [*command, "--only", *names, "--", *client],
-        env=environment,
-        capture_output=True,
-        timeout=60,
-    )
+    code, output, _ = andon(tmp_path, *words, PYTHONPATH=":".join(filter(None, sys.path)))
 
-    report = json.loads(ended.stdout)
+    report = json.loads(output)
     outcomes = {check["name"]: check["outcome"] for check in report["checks"]}
-    assert (ended.returncode, report["passed"]) == (1, False)
+    assert (code, report["passed"]) == (1, False)
     assert outcomes == {"join.layout-digest": "fail", "join.run": "pass"}

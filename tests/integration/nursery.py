@@ -2,8 +2,8 @@
 
 A forked process behaves like `python script args` or `python -m module args`, but starts some
 seconds sooner, and ends a quarter of a second sooner (`andon_cli.launching.template`). Processes
-that torchrun starts, the first workers of `andon run`, and the replacement of a killed coordinator
-start without a nursery.
+that torchrun starts, the service and the first workers of `andon run`, and what stands by for a
+service start without a nursery, if a test does not have them forked (fixtures/warm_run.py).
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class Nursery:
 
 _TRAINER = ("andon_trainer.preloaded",)
 _MODULES = {
-    # `andon run`, too, whose workers are forked then (fixtures/warm_run.py).
-    "trainer": (*_TRAINER, "andon_cli.commands.run"),
+    # `andon run`, too, whose workers and service are forked then (fixtures/warm_run.py).
+    "trainer": (*_TRAINER, "andon_cli.commands.run", "andon_server.serve"),
     "service": (
         "andon_server.serve",
         "andon_trainer.place.membership",

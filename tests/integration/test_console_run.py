@@ -45,11 +45,14 @@ def waiter(tmp_path: Path) -> str:
     return str(script)
 
 
-def test_a_run_says_a_line_a_step_and_reports_what_the_journal_holds(tmp_path: Path) -> None:
+def test_a_run_of_a_module_says_a_line_a_step_and_reports_what_the_journal_holds(
+    tmp_path: Path,
+) -> None:
     code, output, errors = andon(
         tmp_path,
         *("run", "--workers", "2", "--steps", "6", "--run-id", "7f3a", "--report", "r.json"),
-        *(PROTOCOL_WORKER, "100"),
+        *("-m", "protocol_worker", "100"),
+        PYTHONPATH=os.path.dirname(PROTOCOL_WORKER),
     )
 
     assert (code, errors) == (0, "")
@@ -95,9 +98,8 @@ def test_output_is_prefixed_and_kept_in_logs_and_a_log_on_a_full_disk_stops_nobo
 
 
 def test_a_run_whose_own_output_meets_a_full_disk_goes_on_and_says_so_once(tmp_path: Path) -> None:
-    with open("/dev/full", "w") as full:
-        process = start(tmp_path, "run", "--report", "r.json", PROTOCOL_WORKER, "2", stdout=full)
-        code, _, errors = finish(process)
+    words = ("run", "--report", "r.json", PROTOCOL_WORKER, "2")
+    code, _, errors = finish(start_warm(tmp_path, *words, room="service", stdout=Path("/dev/full")))
 
     assert code == 0
     assert errors == (
@@ -196,7 +198,7 @@ def test_a_script_that_never_joins_is_no_complete_run(tmp_path: Path) -> None:
     script = tmp_path / "nothing.py"
     script.write_text("")
 
-    code, output, _ = andon(tmp_path, "run", str(script))
+    code, output, _ = run_warm(tmp_path, "run", str(script), room="service")
 
     assert code == 1
     assert "was never on the line" in output
@@ -204,7 +206,7 @@ def test_a_script_that_never_joins_is_no_complete_run(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_the_run_with_130_and_leaves_no_process(tmp_path: Path, waiter: str) -> None:
-    process = start(tmp_path, "run", "--workers", "2", waiter)
+    process = start_warm(tmp_path, "run", "--workers", "2", waiter, room="service")
     lines_until(process, "[worker 0] here")
 
     process.send_signal(signal.SIGINT)
@@ -233,7 +235,7 @@ def test_a_run_where_ctrl_c_is_ignored_ends_with_its_terminal(tmp_path: Path, wa
 
 
 def test_a_second_ctrl_c_ends_workers_that_do_not_listen(tmp_path: Path, waiter: str) -> None:
-    process = start(tmp_path, "run", waiter, "--deaf")
+    process = start_warm(tmp_path, "run", waiter, "--deaf", room="service")
     lines_until(process, "[worker 0] here")
 
     process.send_signal(signal.SIGINT)
@@ -275,23 +277,17 @@ def test_a_run_whose_output_nobody_reads_any_more_ends_in_order(tmp_path: Path) 
 
 
 def test_a_second_launch_joins_the_line_of_the_first(tmp_path: Path) -> None:
-    first = start(tmp_path, "run", "--expect", "2", "--run-id", "7f3a", PROTOCOL_WORKER, "3")
+    first = start_warm(
+        tmp_path,
+        *("run", "--expect", "2", "--run-id", "7f3a", PROTOCOL_WORKER, "3"),
+        room="service",
+    )
     lines_until(first, "waiting for 2 workers")
     service = json.loads((tmp_path / "runs/7f3a/service.json").read_text())
 
-    second = start(tmp_path, "run", "--join", service["address"], PROTOCOL_WORKER, "3")
-    code, output, _ = finish(second)
+    words = ("run", "--join", service["address"], PROTOCOL_WORKER, "3")
+    code, output, _ = run_warm(tmp_path, *words, room="service")
 
     assert code == 0
     assert "step 3" in output
     assert finish(first)[0] == 0
-
-
-def test_a_module_runs_like_a_script(tmp_path: Path) -> None:
-    folder = os.path.dirname(PROTOCOL_WORKER)
-
-    code, _, _ = andon(
-        tmp_path, "run", "--steps", "2", "-m", "protocol_worker", "100", PYTHONPATH=folder
-    )
-
-    assert code == 0

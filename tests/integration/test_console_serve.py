@@ -16,8 +16,9 @@ from integration.fixtures.console import (
     andon,
     announced,
     finish,
+    fork,
     lines_until,
-    start,
+    run_warm,
 )
 from unit.andon_cli.pipes import end_of
 
@@ -105,7 +106,7 @@ def test_a_line_that_nobody_joined_answers_also_where_nobody_reads_it(
 
 def test_status_follows_a_line_over_a_restart_of_its_service(tmp_path: Path) -> None:
     with announced(tmp_path, "--run-id", "7f3a"):
-        process = start(tmp_path, "status", "--watch", "--format", "json")
+        process = fork(tmp_path, "status", "--watch", "--format", "json")
         seen = lines_until(process, '"state": "FORMING"')
     lost = lines_until(process, '"state": "LOST"')
     with announced(tmp_path, "--run-id", "7f3a"):
@@ -120,7 +121,7 @@ def test_status_follows_a_line_over_a_restart_of_its_service(tmp_path: Path) -> 
 def test_a_service_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
-        with announced(tmp_path) as (_, process):
+        with announced(tmp_path, anew=True) as (_, process):
             process.send_signal(signal.SIGHUP)
             code, _, _ = andon(tmp_path, "status")
 
@@ -162,7 +163,7 @@ def test_a_port_or_a_journal_that_is_taken_is_refused_with_the_remedy(tmp_path: 
 
 def test_a_run_that_is_over_is_not_served_until_it_is_complete(tmp_path: Path) -> None:
     run = ("run", "--workers", "1", "--run-id", "7f3a", PROTOCOL_WORKER, "2")
-    code, output, errors = andon(tmp_path, *run)
+    code, output, errors = run_warm(tmp_path, *run, room="service")
     assert code == 0, output + errors
 
     ports = ("--port", "0", "--metrics-port", "0", "--run-id", "7f3a")

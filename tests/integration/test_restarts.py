@@ -20,8 +20,8 @@ from integration.fixtures.console import (
     lines_until,
     processes_of,
     run_warm,
-    start,
     start_warm,
+    template_of,
     worker_of,
 )
 from integration.harness import SCRIPTS, wait_until
@@ -96,13 +96,14 @@ def test_a_worker_that_trained_since_its_restart_starts_again_at_once(tmp_path: 
 
 
 def test_a_worker_that_comes_back_after_the_end_does_not_spoil_the_run(tmp_path: Path) -> None:
-    # A new interpreter: a forked process would be back before the end.
-    process = start(
+    process = start_warm(
         tmp_path,
         *("run", "--workers", "2", "--min-workers", "1", "--report", "r.json"),
         *(SCRIPT, str(tmp_path), "9", "--hold-at", "8", "--slot", "1"),
     )
     lines_until(process, "holding at step 8")
+    # It starts again with a new interpreter: a forked process would be back before the end.
+    os.kill(template_of(tmp_path), signal.SIGKILL)
     os.kill(worker_of(tmp_path, slot=1), signal.SIGKILL)
     code, output, errors = finish(process)
 

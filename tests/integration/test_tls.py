@@ -16,7 +16,7 @@ import pytest
 
 from andon.v1 import coordinator_pb2 as pb
 from andon_trainer import JoinRefused
-from integration.fixtures.console import andon, start
+from integration.fixtures.console import andon, fork
 from integration.fixtures.console import finish as end_of
 from integration.harness import Service, Worker, await_exit, finish, on_line, start_worker, train
 from integration.newcomer import refusal_of
@@ -269,7 +269,7 @@ def test_reducers_elsewhere_average_over_mtls_and_a_stranger_among_them_is_told(
             *("--metrics-port", "0", "--secret-file", str(secret), "--until-complete"),
         )
         stranger = andon(tmp_path, *reducer, "--tls", str(other))
-        averaging = start(tmp_path, *reducer, "--tls", str(certs))
+        averaging = fork(tmp_path, *reducer, "--tls", str(certs))
         worker = start_worker(
             tmp_path,
             spec,

@@ -18,7 +18,7 @@ from andon.protocol.messages import AveragedBlock, BlockFault, BlockFaultKind, O
 from andon.protocol.records import Key
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from integration.fixtures.console import andon
+from integration.fixtures.console import andon, finish, run_warm, start_warm
 from integration.harness import Service, Worker, on_line, start_worker
 from integration.newcomer import refusal_of
 from integration.reducer_bench import RUN as REDUCED_RUN
@@ -226,7 +226,9 @@ def test_a_run_hands_its_token_to_its_service_and_its_workers(tmp_path: Path) ->
         "print('let in')\n"
     )
 
-    _, output, errors = andon(tmp_path, "run", str(script), ANDON_TOKEN=RUN.decode())
+    _, output, errors = finish(
+        start_warm(tmp_path, "run", str(script), room="service", ANDON_TOKEN=RUN.decode())
+    )
     (log,) = (tmp_path / "runs").glob("*/service.log")
 
     assert "[worker 0] UNAUTHENTICATED" in output + errors
@@ -253,7 +255,7 @@ def test_a_script_that_may_not_end_the_run_trains_on_and_is_told_once(tmp_path: 
         "print('made', line.step, 'steps:', line.stopped or 'all')\n"
     )
 
-    code, output, errors = andon(tmp_path, "run", "--may-stop", "operators", str(script))
+    code, output, errors = run_warm(tmp_path, "run", "--may-stop", "operators", str(script))
     (log,) = (tmp_path / "runs").glob("*/service.log")
 
     assert (code, "made 3 steps: all" in output) == (0, True), output + errors

@@ -21,6 +21,7 @@ from andon_cli.drawing.screen import RunConsole, Screen
 from andon_cli.drawing.texts import accuracy_text, duration
 from andon_cli.launching.launch import Launch
 from andon_cli.launching.output import RunOutput
+from andon_cli.launching.processes import ServiceStart, start_service
 from andon_cli.launching.warm import WarmStarts
 from andon_cli.settings import as_table
 from andon_coordinator.transport.store import JournalError
@@ -36,12 +37,15 @@ __all__ = ["RunReport", "read_report", "run"]
 _REDRAW_EVERY_S = 0.2
 
 
-async def run(config: RunConfig, warm: WarmStarts | None = None) -> int:
+async def run(
+    config: RunConfig, warm: WarmStarts | None = None, serve: ServiceStart = start_service
+) -> int:
     """Runs the script to its end. Returns the exit code.
 
     Args:
         config: what is run.
         warm: as `Launch` has it.
+        serve: as `Launch` has it.
 
     Raises:
         CommandError: the service could not be started, or the line was not found.
@@ -57,7 +61,7 @@ async def run(config: RunConfig, warm: WarmStarts | None = None) -> int:
         unused = ", ".join(config.unused)
         screen.say(f"not used, since the line is served elsewhere: {unused}")
     with Interrupts() as interrupts:
-        launch = Launch(config, screen, interrupts, warm)
+        launch = Launch(config, screen, interrupts, warm, serve)
         drawing = asyncio.create_task(_redraw(screen), name="board")
         with screen:
             try:

@@ -35,10 +35,12 @@ from andon_cli.launching.output import OutputLog
 from andon_cli.launching.own_service import STANDBY_AFTER_S, OwnService
 from andon_cli.launching.processes import (
     Child,
+    ServiceStart,
     ended_how,
     exit_code_of,
     free_port,
     line_slot,
+    start_service,
     start_worker,
     worker_environment,
 )
@@ -81,6 +83,7 @@ class Launch:
         screen: Screen,
         interrupts: Interrupts,
         warm: WarmStarts | None = None,
+        serve: ServiceStart = start_service,
     ) -> None:
         """Starts nothing yet.
 
@@ -90,11 +93,12 @@ class Launch:
             interrupts: what people want.
             warm: starts all workers; it is ended with the launch. None: new interpreters start them
                 the first time, and one that begins once they train starts them again.
+            serve: starts a service.
         """
         self._config = config
         self._screen = screen
         self._interrupts = interrupts
-        self._service = self._make_service()
+        self._service = self._make_service(serve)
         self._warm = warm
         """Starts workers again, sooner than a new interpreter would."""
         self._warming: asyncio.Task[None] | None = None
@@ -200,13 +204,13 @@ class Launch:
             pid=0,
         )
 
-    def _make_service(self) -> OwnService | None:
+    def _make_service(self, serve: ServiceStart) -> OwnService | None:
         """The service to start; None: the line is served elsewhere."""
         config, checkpoint = self._config.service, self._config.checkpoint
         if config is None:
             return None
         begun_at = 0 if checkpoint is None else step_of(checkpoint)
-        return OwnService(config, begun_at=begun_at, say=self._say_of_service)
+        return OwnService(config, begun_at=begun_at, say=self._say_of_service, start=serve)
 
     async def _start_worker(
         self, line: ServiceAddress, slot: int, checkpoint: Path | None = None

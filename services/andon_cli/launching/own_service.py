@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from andon.host.errors import CommandError
 from andon_cli.launching.follower import Follower
-from andon_cli.launching.processes import Child, Standby, start_service
+from andon_cli.launching.processes import Child, ServiceStart, Standby
 from andon_cli.launching.restarts import Restarts
 from andon_server.runs import ServiceAddress
 from andon_server.settings import ServeConfig
@@ -33,19 +33,23 @@ _REVIVALS = 4
 class OwnService:
     """Starts a service, and starts it again."""
 
-    def __init__(self, config: ServeConfig, *, begun_at: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: ServeConfig, *, begun_at: int, say: Callable[[str], None], start: ServiceStart
+    ) -> None:
         """Starts nothing yet.
 
         Args:
             config: what is served.
             begun_at: the step of the checkpoint from which the run begins; 0: from none.
             say: shows what a service writes to stderr, line by line.
+            start: starts a service, the first one and those that no standby replaces.
         """
         self.child: Child | None = None
         """The process that serves now, or served last."""
         self._config = config
         self._begun_at = begun_at
         self._say = say
+        self._start_service = start
         self._revivals = Restarts(_REVIVALS)
         self._step_of_revival = 0
         """The line's step when the service was last started again."""
@@ -61,7 +65,7 @@ class OwnService:
         Raises:
             CommandError: it ended before it served.
         """
-        self.child, announced = await start_service(self._config, self._say)
+        self.child, announced = await self._start_service(self._config, self._say)
         reading = asyncio.create_task(announced.readline())
         stopping = asyncio.create_task(until.wait())
         # The service may hang, for example on a journal that is locked: Ctrl-C must work here, too.
@@ -108,7 +112,7 @@ class OwnService:
         """
         standby, self._standby = self._standby, None
         served = None if standby is None else standby.serve()
-        self.child, _ = served or await start_service(self._again(), self._say)
+        self.child, _ = served or await self._start_service(self._again(), self._say)
         assert self._follower is not None
         self.stand_by(self._follower)
         return self.child

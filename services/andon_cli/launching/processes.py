@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,12 +31,14 @@ from andon_server.settings import ServeConfig, ServiceSettings
 __all__ = [
     "Child",
     "ChildProcess",
+    "ServiceStart",
     "Standby",
     "ended_how",
     "exit_code_of",
     "free_port",
     "line_slot",
     "of_no_launch",
+    "service_call",
     "start_service",
     "start_worker",
     "worker_environment",
@@ -145,6 +147,12 @@ async def start_worker(
     return Child(name, process, process.stdout, show, log)
 
 
+ServiceStart = Callable[
+    [ServeConfig, Callable[[str], None]], Awaitable[tuple[Child, asyncio.StreamReader]]
+]
+"""What `start_service` is."""
+
+
 async def start_service(
     config: ServeConfig, show: Callable[[str], None]
 ) -> tuple[Child, asyncio.StreamReader]:
@@ -179,15 +187,21 @@ class Standby:
         await self._child.end(grace_s=grace_s)
 
 
-async def _start_service(module: str, config: ServeConfig, *, stdin: int) -> Process:
+def service_call(config: ServeConfig) -> tuple[list[str], dict[str, str]]:
+    """What a service of this process is called with: the words after `andon`, its environment."""
     # The flags are everything the service needs to know. It must not read the settings file or the
     # variables again: `workers` there is the number to start here, not the number to wait for.
     config = replace(config, config=Path(os.devnull), announce=True, parent_pid=os.getpid())
     environment = {name: text for name, text in os.environ.items() if not name.startswith("ANDON_")}
     if config.access.token:
         environment["ANDON_TOKEN"] = config.access.token
+    return ["serve", *as_flags(config)], environment
+
+
+async def _start_service(module: str, config: ServeConfig, *, stdin: int) -> Process:
+    words, environment = service_call(config)
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, "serve", *as_flags(config)),
+        *(sys.executable, "-m", module, *words),
         stdin=stdin,
         stdout=PIPE,
         stderr=PIPE,

@@ -10,7 +10,7 @@ from andon_cli.launching.output import OutputLog
 from andon_cli.launching.processes import Child, start_worker
 from andon_cli.launching.template import Template, TemplateGone
 
-__all__ = ["WarmStarts"]
+__all__ = ["Forked", "WarmStarts", "output_of"]
 
 _OWN = ("RANK", "LOCAL_RANK")
 """What no library reads while it is imported, beside ANDON_*."""
@@ -68,7 +68,7 @@ class WarmStarts:
         reading, writing = os.pipe()
         try:
             if self._has_read(environment) and self._template.is_ready():
-                process = _Forked(*self._template.fork(command[1:], environment, writing, writing))
+                process = Forked(*self._template.fork(command[1:], environment, writing, writing))
         except TemplateGone:
             pass
         finally:
@@ -76,11 +76,7 @@ class WarmStarts:
         if process is None:
             os.close(reading)
             return await start_worker(name, command, environment=environment, log=log, show=show)
-        output = asyncio.StreamReader()
-        await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(output), os.fdopen(reading, "rb")
-        )
-        return Child(name, process, output, show, log)
+        return Child(name, process, await output_of(reading), show, log)
 
     def _has_read(self, environment: Mapping[str, str]) -> bool:
         return self._environment in (None, _read_by_libraries(environment))
@@ -99,10 +95,20 @@ def _read_by_libraries(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-class _Forked:
+async def output_of(reading: int) -> asyncio.StreamReader:
+    """What comes out of a pipe."""
+    output = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(output), os.fdopen(reading, "rb")
+    )
+    return output
+
+
+class Forked:
     """A child of this process that asyncio has not started."""
 
     def __init__(self, pid: int, watch: int) -> None:
+        """Takes what `Template.fork` returns."""
         self.pid = pid
         self.returncode: int | None = None
         self._watch = watch

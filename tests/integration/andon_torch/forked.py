@@ -1,4 +1,4 @@
-"""Runs scenarios with real ranks: `python forked.py LEASE_S < SPEC.json`; a line of JSON for each.
+"""Runs scenarios with real ranks: `python forked.py ADDRESS SPECS.json`; a line of JSON for each.
 
 A rank is a process that is forked from this one, which has imported everything: to import PyTorch
 takes seconds. It forms its group by a file, and tells by a pipe what the scenario returned or
@@ -10,12 +10,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,21 +21,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 PATIENCE_S = 60
-
-
-@contextmanager
-def service(folder: Path) -> Iterator[tuple[str, int]]:
-    """A coordinator: its address, and its process."""
-    command = [
-        *(sys.executable, "-m", "andon_cli", "serve", "--port", "0", "--metrics-port", "0"),
-        *("--liveness", sys.argv[1], "--announce", "--parent-pid", str(os.getpid())),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
-        assert process.stdout is not None
-        try:
-            yield json.loads(process.stdout.readline())["address"], process.pid
-        finally:
-            process.terminate()
 
 
 def run(spec: dict[str, Any], address: str, folder: Path) -> list[dict[str, Any]]:
@@ -115,7 +97,7 @@ def _rank(spec: dict[str, Any], rank: int, address: str, store: Path, pipe: Any)
 
 
 def main() -> None:
-    """Runs the specs of the standard input."""
+    """Runs the specs of the file."""
     # Here, and not in every process: DistributedDataParallel imports the last one.
     import torch._dynamo
 
@@ -123,14 +105,13 @@ def main() -> None:
     import andon_torch.hooks  # noqa: F401
 
     torch.set_num_threads(1)
+    specs = json.loads(Path(sys.argv[2]).read_text())
     with tempfile.TemporaryDirectory(prefix="andon-plain-") as name:
         folder = Path(name)
         os.chdir(folder)
-        with service(folder) as (address, pid):
-            os.environ["SERVICE_PID"] = str(pid)
-            for spec in json.load(sys.stdin):
-                sys.stdout.write(json.dumps(run(spec, address, folder)) + "\n")
-                sys.stdout.flush()
+        for spec in specs:
+            sys.stdout.write(json.dumps(run(spec, sys.argv[1], folder)) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":
