@@ -1,11 +1,12 @@
-"""The two versions that are tested beside each other, each installed from a wheel of its own.
+"""The two versions that are tested beside each other: this checkout, and an earlier one's wheel.
 
 There is no release yet. The earlier version is the commit at which the protocol was frozen: the
 first that speaks what `proto/released/proto-v1.binpb` says. Once there is a tag, `EARLIER` is the
 newest one.
 
-An environment has one version's wheel and nothing else of its own: PyTorch, gRPC and the other
-packages come from the environment that the tests run in, so nothing is downloaded.
+The current version runs in the environment of the tests; `make dist` tries its wheel. The earlier
+one has an environment with its wheel and nothing else of its own: PyTorch, gRPC and the other
+packages come from that of the tests, so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ Version = Literal["earlier", "current"]
 
 @cache
 def why_not() -> str:
-    """Why the versions can't be built here, with the remedy; empty if they can."""
+    """Why the earlier version can't be built here, with the remedy; empty if it can."""
     if importlib.util.find_spec("hatchling") is None:
-        return "hatchling, which builds the wheels, is not installed: make install"
+        return "hatchling, which builds the wheel, is not installed: make install"
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         return "the earlier version is built from the history: clone the repository with git"
     known = subprocess.run(
@@ -59,45 +60,30 @@ class Versions:
     folder: Path
 
     def python(self, version: Version) -> Path:
-        """The interpreter with this version; the first call builds and installs its wheel.
+        """The interpreter with this version; the first call builds the earlier one's wheel.
 
         Skips the test if that can't be done on this machine.
         """
+        if version == "current":
+            return Path(sys.executable)
         if reason := why_not():
             pytest.skip(reason)
         home = self.folder / version
         python = home / "bin" / "python"
         if not python.exists():
-            _install(self.wheel(version), home)
-        return python
-
-    def wheel(self, version: Version) -> Path:
-        """This version's wheel; the first call builds it."""
-        wheels = self.folder / f"{version}-wheels"
-        if not wheels.exists():
-            source = self.folder / f"{version}-source"
+            source, wheels = self.folder / "source", self.folder / "wheels"
             source.mkdir()
-            (_unpack_earlier if version == "earlier" else _copy_current)(source)
+            _unpack_earlier(source)
             _pip("wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(source))
-        [wheel] = wheels.glob("andon-*.whl")
-        return wheel
+            [wheel] = wheels.glob("andon-*.whl")
+            _install(wheel, home)
+        return python
 
 
 def _unpack_earlier(folder: Path) -> None:
     archive = subprocess.check_output(["git", "archive", "--format=tar", EARLIER], cwd=ROOT)
     with tarfile.open(fileobj=io.BytesIO(archive)) as members:
         members.extractall(folder, filter="data")
-
-
-def _copy_current(folder: Path) -> None:
-    """Copies what git knows or could know, as it is now: a build must not touch the checkout."""
-    listed = subprocess.check_output(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT
-    )
-    for name in filter(None, listed.decode().split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
 
 
 def _install(wheel: Path, home: Path) -> None:
