@@ -14,6 +14,7 @@ import pytest
 
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon_coordinator.core.run_events import RunEventKind
 from andon_coordinator.transport.reader import JournalReader
 from chaos.reducers import SECRET, Reducer
 from integration.harness import Service, Worker, on_line, start_worker, start_workers
@@ -96,8 +97,6 @@ def learning(
 @pytest.mark.parametrize(
     ("members", "more", "flags", "reducers", "environment"),
     [
-        pytest.param(1, {}, (), 0, {}, id="all-that-a-script-holds-of-one"),
-        pytest.param(2, {}, (), 0, {}, id="all-that-a-script-holds"),
         pytest.param(2, {"gathers": True}, (), 0, {}, id="gathers-in-the-loop-body"),
         pytest.param(
             2, {}, ("--average-buffers",), 0, {"ANDON_TCP": "0"}, id="statistics-over-grpc"
@@ -123,6 +122,28 @@ def test_c_learn_001_a_learners_state_is_that_of_the_others_after_each_step(
     assert len(story.attended) > EPOCH
     story.assert_alike(*range(members))
     story.assert_sound()
+
+
+def test_c_learn_001_of_a_lone_member_too_it_is_counted_and_told_what_the_line_waited(
+    tmp_path: Path,
+) -> None:
+    with learning(tmp_path, {**SPEC, "ahead": EPOCH + 1}, 1) as story:
+        service = story.service
+        service.await_status(lambda line: line.participating == 2)
+        learnt = service.metric("andon_learning_seconds_count")
+        took_s = service.metric("andon_learning_seconds_sum")
+        pauses = service.metric("andon_join_pause_seconds_count")
+        codes = [story.members[0].wait(), story.newcomer.wait()]
+
+    assert codes == [0, 0], story.newcomer.output
+    assert len(story.attended) > EPOCH
+    story.assert_alike(0)
+    story.assert_sound()
+    assert (learnt, pauses) == (1, 0)
+    with JournalReader(service.journal) as reader:
+        told = [each for each in reader.run_events() if each.kind is RunEventKind.CAUGHT_UP]
+    assert [each.worker for each in told] == [NEWCOMER]
+    assert told[0].text.startswith(f"learnt the line's state in {took_s:.2f} s; the line ")
 
 
 def test_c_learn_001_rounds_that_a_lost_worker_made_void_are_made_up_as_they_were(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import urllib.error
 from contextlib import closing
 from typing import Any
 
@@ -31,16 +30,6 @@ def test_the_endpoint_answers_while_the_event_loop_is_busy() -> None:
 
     assert text == ""
     assert groups[1:] == [{"targets": ["10.0.0.7:9401"], "labels": {"run": "7f3a", "worker": "4"}}]
-
-
-def test_nothing_else_is_served() -> None:
-    with MetricsEndpoint("127.0.0.1", 0, CollectorRegistry()) as endpoint:
-        url = endpoint.url("127.0.0.1").replace("/metrics", "/other")
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            fetch(url)
-        refused.value.close()
-
-    assert refused.value.code == 404
 
 
 def test_a_worker_that_listens_everywhere_is_found_where_it_reaches_the_coordinator() -> None:
