@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Literal, Self
 
 __all__ = ["DOWN", "UP", "LaneRelay", "Recorded"]
@@ -70,9 +69,7 @@ class LaneRelay:
         """The relay."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Closes everything."""
         self.thaw()
         _end(self._sockets)

@@ -100,14 +100,19 @@ def _kill_learner(line: ChaosLine, blow: Blow) -> None:
     line.start_worker(blow.learner)
 
 
-def _kill_learner_in_its_first_step(line: ChaosLine, blow: Blow) -> None:
+def _stand_in_first_step(line: ChaosLine, blow: Blow) -> WorkerSlot:
+    """The learner, which stands at the blow's point in its first step."""
     line.workers[blow.learner].kill()
     line.await_progress(blow.donor, blow.other, steps=1)
     worker = line.workers[blow.learner]
     worker.stop_at(blow.point)
     line.start_worker(blow.learner)
-    (worker.folder / "go").unlink(missing_ok=True)
     worker.await_point(blow.point)
+    return worker
+
+
+def _kill_learner_in_its_first_step(line: ChaosLine, blow: Blow) -> None:
+    worker = _stand_in_first_step(line, blow)
     time.sleep(blow.after_s)
     worker.kill()
     line.await_progress(blow.donor, blow.other, steps=1)
@@ -115,12 +120,7 @@ def _kill_learner_in_its_first_step(line: ChaosLine, blow: Blow) -> None:
 
 
 def _freeze_learner_in_its_first_step(line: ChaosLine, blow: Blow) -> None:
-    line.workers[blow.learner].kill()
-    line.await_progress(blow.donor, blow.other, steps=1)
-    worker = line.workers[blow.learner]
-    worker.stop_at(blow.point)
-    line.start_worker(blow.learner)
-    worker.await_point(blow.point)
+    worker = _stand_in_first_step(line, blow)
     worker.signal(signal.SIGSTOP)
     worker.go()
     line.await_progress(blow.donor, blow.other, steps=2)
@@ -198,12 +198,7 @@ def _kill_coordinator(line: ChaosLine, blow: Blow) -> None:
 
 
 def _kill_coordinator_in_the_first_step(line: ChaosLine, blow: Blow) -> None:
-    line.workers[blow.learner].kill()
-    line.await_progress(blow.donor, blow.other, steps=1)
-    worker = line.workers[blow.learner]
-    worker.stop_at(blow.point)
-    line.start_worker(blow.learner)
-    worker.await_point(blow.point)
+    worker = _stand_in_first_step(line, blow)
     line.kill_coordinator()
     worker.go()
     line.restart_coordinator()
@@ -230,12 +225,7 @@ def _pull_cord(line: ChaosLine, blow: Blow) -> None:
 
 
 def _pull_cord_in_the_first_step(line: ChaosLine, blow: Blow) -> None:
-    line.workers[blow.learner].kill()
-    line.await_progress(blow.donor, blow.other, steps=1)
-    worker = line.workers[blow.learner]
-    worker.stop_at(blow.point)
-    line.start_worker(blow.learner)
-    worker.await_point(blow.point)
+    worker = _stand_in_first_step(line, blow)
     line.service.pull_cord()
     line.service.await_halt()
     worker.go()

@@ -12,7 +12,6 @@ import queue
 import socket
 import ssl
 import struct
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -123,9 +122,7 @@ class RawStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
         self.hang_up()
 

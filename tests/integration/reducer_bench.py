@@ -7,7 +7,6 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -58,9 +57,7 @@ class Reducer:
         self.call(self._start)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.call(self._stop)
         if self.listener is not None:
             self.listener.close()
@@ -117,9 +114,7 @@ class Stream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._queue.put(None)
         self.call.cancel()
         self._channel.close()

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from integration.harness import clean_environment
@@ -93,12 +92,7 @@ class Slurm:
             self._stack = undo.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Cancels every job, and ends the daemons."""
         with self._stack:
             self.run("scancel", "--full", "--signal=KILL", "--state=RUNNING", check=False)

@@ -101,17 +101,22 @@ def test_only_bytes_of_frames_are_counted_however_early_they_came_and_to_the_end
         assert connection.received_bytes == 5
 
 
+def joining_with(certificates: Path | None, stack: ExitStack) -> tuple[Path | None, Joining]:
+    """What a client has its certificates in, and what it is offered; both ends encrypt, or none."""
+    tls, identity = None, None
+    if certificates is not None:
+        ca = certificates / "ca"
+        tls = certify(ca, certificates / "client", "127.0.0.1")
+        identity = ServerIdentity(certify(ca, certificates / "server", "127.0.0.1"))
+    listener = TcpListener("127.0.0.1", identity=identity)
+    stack.callback(listener.close)
+    return tls, offered(listener, stack)
+
+
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_frames_arrive_in_order_and_whole(tmp_path: Path, encrypted: bool) -> None:
     with ExitStack() as stack:
-        tls, identity = None, None
-        if encrypted:
-            ca = tmp_path / "ca"
-            tls = certify(ca, tmp_path / "client", "127.0.0.1")
-            identity = ServerIdentity(certify(ca, tmp_path / "server", "127.0.0.1"))
-        listener = TcpListener("127.0.0.1", identity=identity)
-        stack.callback(listener.close)
-        joining = offered(listener, stack)
+        tls, joining = joining_with(tmp_path if encrypted else None, stack)
         mine = connect("127.0.0.1", joining.offer.message, SESSION, (SENDS, RECEIVES), tls=tls)
         theirs = dict(joining.joined.get(timeout=30) for _ in range(2))
         frames: list[tuple[bytes, bytes]] = [
@@ -171,14 +176,7 @@ def test_views_arrive_as_one_payload_and_some_bytes_leave_at_once(
     tmp_path: Path, encrypted: bool
 ) -> None:
     with ExitStack() as stack:
-        tls, identity = None, None
-        if encrypted:
-            ca = tmp_path / "ca"
-            tls = certify(ca, tmp_path / "client", "127.0.0.1")
-            identity = ServerIdentity(certify(ca, tmp_path / "server", "127.0.0.1"))
-        listener = TcpListener("127.0.0.1", identity=identity)
-        stack.callback(listener.close)
-        joining = offered(listener, stack)
+        tls, joining = joining_with(tmp_path if encrypted else None, stack)
         (mine,) = connect("127.0.0.1", joining.offer.message, SESSION, (SENDS,), tls=tls)
         stack.callback(mine.close)
         _, theirs = joining.joined.get(timeout=30)
