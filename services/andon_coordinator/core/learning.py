@@ -6,7 +6,7 @@ it gets a *snapshot*: the state of one head, which a worker in sync copies as it
 sends while it trains on. From that head the learner makes up the rounds by itself. Nobody waits
 for it: it is on no roster, and `Members` counts it neither as in sync nor as behind.
 
-    told to learn   `begin`: SendLearn
+    told to learn   `begin`: SendLearn, also while a round is open
     listening       `listening_reported`: it hears every round that opens from now on
     following       `begin_snapshots`: it is sent the state of the head, and then, in order, all
                     that happens after that head: rounds that it *attends*, records, numbers
@@ -19,8 +19,9 @@ asks for work at the line's head when no round is open (`admit`); it may also wa
 only workers in sync bring about, such as a mean, while none of them is left (`admit_alone`). If a
 round that it attends becomes void, it asks again: its script may stand anywhere in that round, and
 nobody waits for that, unless the others are too few to go on. A learner that is one step behind,
-and may be about to ask, gets one chance for that: the next round opens a little later
-(`Learning.give_chance`), and the wait for each further chance is twice as many steps.
+or has just come to the head, and may be about to ask, gets one chance for that: the next round
+opens a little later (`Learning.give_chance`), and the wait for each further chance is twice as many
+steps.
 
 A spare goes on learning after it has caught up, as long as the line has all its workers: `spares`.
 
@@ -301,9 +302,7 @@ def arrive(core: CoreState, pending: PendingRecord, able: Iterable[LineMember]) 
 
     This runs before the record is announced, and before its standing requests are taken.
     """
-    result = pending.result
-    # At an epoch's end scripts evaluate: what a learner would give there counts for nothing.
-    if result is None or core.chain.cursor.epoch != result.epoch or core.stop_reason:
+    if not _goes_straight_on(core, pending):
         return
     able = list(able)
     in_sync = sum(each.learning is None and not each.spare for each in able)
@@ -316,6 +315,15 @@ def arrive(core: CoreState, pending: PendingRecord, able: Iterable[LineMember]) 
         in_sync += 1
         pending.standing[member.stream] = learning.next
         _let_in(core, member)
+
+
+def _goes_straight_on(core: CoreState, pending: PendingRecord) -> bool:
+    """Whether the line's next step comes at once.
+
+    At an epoch's end scripts evaluate: what a learner would give there counts for nothing.
+    """
+    result = pending.result
+    return result is not None and core.chain.cursor.epoch == result.epoch and not core.stop_reason
 
 
 def admit(core: CoreState) -> None:
@@ -393,22 +401,26 @@ def record_announced(core: CoreState, pending: PendingRecord, able: Iterable[int
         assert member.stream is not None
         learning.behind.append(record.key)
         learning.voided = None  # Whoever comes to the new head has heard of what was void before.
+        step_s = 0.0 if pending.result is None else pending.result.seconds
+        unwanted = member.spare and not spares.takes_place(core, member)
         if member.worker in done:
             learning.reached(record.key, core.chain.step)
             if member.spare:
                 # It has caught up: what went wrong before is over.
                 core.transfers.setbacks.pop(member.worker, None)
+            if not (learning.late or unwanted) and _goes_straight_on(core, pending):
+                # It did not ask for the next step yet: in its first one, no worker knows whether
+                # its script goes straight on.
+                learning.give_chance(core.chain.step, core.now, step_s)
             continue
         core.emit(
             SendCommitted(member.stream, record, pending.result, core.stop_reason, core.pacing.kept)
         )
         if record.kind is not RecordKind.STEP or learning.late:
             continue
-        unwanted = member.spare and not spares.takes_place(core, member)
-        if learning.installed and member.head == record.parent and not unwanted:
-            step_s = 0.0 if pending.result is None else pending.result.seconds
-            if learning.may_be_near(core.chain.step, core.now, step_s):
-                learning.give_chance(core.chain.step, core.now, step_s)
+        one_behind = learning.installed and member.head == record.parent and not unwanted
+        if one_behind and learning.may_be_near(core.chain.step, core.now, step_s):
+            learning.give_chance(core.chain.step, core.now, step_s)
         if _keeps_up(core, member):
             learning.gained_at = core.chain.step
         if learning.installed and core.chain.step - learning.gained_at > _STEPS_TO_GAIN:

@@ -69,7 +69,10 @@ def go_on(core: CoreState) -> None:
             _wait_or_halt(core)  # No worker has left with the run's weights yet.
     else:
         late.look(core)
-        if core.round is None and core.keys.saved and core.going_back is None:
+        if core.round is not None:
+            # A newcomer listens before the next round opens, and so is sent its head already.
+            learning.begin(core)
+        elif core.keys.saved and core.going_back is None:
             _go_on_training(core)
 
 
