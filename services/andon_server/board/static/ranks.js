@@ -1,57 +1,31 @@
 // The ranks of a session: a row for each, with what it did and the call that it is in.
 
-import { byId, fill, keep, make, mark, say } from "./dom.js";
+import { make, mark, say } from "./dom.js";
 import { goingOn, missingOf, rankLight } from "./session.js";
-import { cut, lamp, meter, rowOf, tableOf, text, twoLines } from "./table.js";
-import { NONE, bytes, count, duration, percent, several } from "./words.js";
+import { Table, cut, lamp, measure, meter, text, twoLines } from "./table.js";
+import { NONE, age, bytes, count, duration, several } from "./words.js";
 
-const COLUMNS = [
-  ["worker", "Rank"],
-  ["place", "Host and device"],
-  ["doing", "State"],
-  ["steps", "Steps"],
-  ["waits", "Exchange"],
-  ["given", "Input"],
-  ["pending", "Pending call"],
-];
-const NUMERIC = new Set(["steps", "given"]);
-
-let body = null;
+const table = new Table(
+  [
+    { key: "worker", title: "Rank", parts: () => [lamp(), make("span")] },
+    { key: "place", title: "Host and device", parts: twoLines },
+    { key: "doing", title: "State", parts: cut },
+    { key: "steps", title: "Steps", numeric: true, parts: cut },
+    { key: "waits", title: "Exchange", parts: meter },
+    { key: "given", title: "Input", numeric: true, parts: cut },
+    { key: "pending", title: "Pending call", parts: twoLines },
+  ],
+  () => ["No rank attends. A script does with ", make("code", {}, 'init_process_group("andon")'), "."],
+);
 
 /** Shows the table; without ranks, what a script needs. */
-export function showRanks(state, heard) {
-  const place = byId("workers");
-  const { session } = state;
-  if (!session.ranks.length) {
-    body = null;
-    if (place.dataset.empty !== "ranks") {
-      fill(place, make("p", { class: "nothing" }, "No rank attends. A script does with ", make("code", {}, 'init_process_group("andon")'), "."));
-      place.dataset.empty = "ranks";
-    }
-    say(byId("workers-note"), "");
-    return;
-  }
-  if (!body?.isConnected) {
-    const table = tableOf(COLUMNS, NUMERIC);
-    [body] = table.tBodies;
-    fill(place, table);
-    delete place.dataset.empty;
-  }
-  keep(body, session.ranks, (rank) => rank.rank, row, (element, rank) => refresh(element, rank, session, heard));
-  say(byId("workers-note"), noteOf(session, heard));
+export function showRanks({ session }, heard) {
+  table.show(session.ranks, (rank) => rank.rank, (element, rank) => refresh(element, rank, session, heard), noteOf(session, heard));
 }
 
 function noteOf(session, heard) {
   if (session.phase === "over") return "as the session ended";
   return heard ? `${count(goingOn(session))} of ${several(session.world_size, "rank")} are here` : "as last heard";
-}
-
-function row() {
-  return rowOf(COLUMNS, NUMERIC, (key) => {
-    if (key === "worker") return [lamp(), make("span")];
-    if (key === "waits") return meter();
-    return key === "place" || key === "pending" ? twoLines() : [cut()];
-  });
 }
 
 function refresh(element, rank, session, heard) {
@@ -63,9 +37,7 @@ function refresh(element, rank, session, heard) {
   text(place.children[1], rank.device || rank.backend);
   text(doing.firstElementChild, said);
   text(steps.firstElementChild, rank.overflows ? `${count(rank.steps)} (${count(rank.overflows)} overflowed)` : count(rank.steps));
-  const [bar, number] = waits.children;
-  bar.style.setProperty("--part", rank.exchange_ratio);
-  say(number, percent(rank.exchange_ratio));
+  measure(waits, rank.exchange_ratio);
   mark(waits, "title", `${duration(rank.exchange_s)} in ${several(rank.calls, "call")}`);
   say(given.firstElementChild, bytes(rank.bytes));
   text(pending.children[0], rank.pending?.text ?? NONE);
@@ -74,6 +46,6 @@ function refresh(element, rank, session, heard) {
 
 /** For how long a call has been open, and for whom it waits. */
 function callNote(pending) {
-  const open = `open for ${pending.open_s < 9.95 ? `${pending.open_s.toFixed(1)}\u202fs` : duration(pending.open_s)}`;
+  const open = `open for ${age(pending.open_s)}`;
   return pending.missing_count ? `${open}, waits for ${missingOf(pending)}` : open;
 }

@@ -66,6 +66,11 @@ export function duration(seconds) {
   return `${Math.floor(hours / 24)}d${two(hours % 24)}h`;
 }
 
+/** The time since something, exact while it is short: `2.4 s`, `1m12s`. */
+export function age(seconds) {
+  return seconds < 9.95 ? `${seconds.toFixed(1)}${THIN}s` : duration(seconds);
+}
+
 /** A part from 0 to 1: `23 %`. */
 export function percent(part) {
   if (part === null || part === undefined || !Number.isFinite(part)) return NONE;

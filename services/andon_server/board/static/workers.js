@@ -1,56 +1,33 @@
 // The workers: a row for each, with what it does, how fast it is and how long it waits.
 
-import { byId, fill, keep, make, mark, say } from "./dom.js";
+import { byId, make, mark, say } from "./dom.js";
 import { workerLight } from "./light.js";
 import { showOutput } from "./output.js";
-import { cut, lamp, meter, rowOf, tableOf, text, twoLines } from "./table.js";
-import { NONE, count, duration, listed, memory, percent, rate, several, tail } from "./words.js";
+import { Table, cut, lamp, measure, meter, text, twoLines } from "./table.js";
+import { NONE, age, count, duration, listed, memory, percent, rate, several, tail } from "./words.js";
 
-const COLUMNS = [
-  ["worker", "Worker"],
-  ["place", "Host and device"],
-  ["doing", "State"],
-  ["share", "Share"],
-  ["rate", "Samples/s"],
-  ["waits", "Waits"],
-  ["uses", "Uses"],
-  ["heartbeat", "Heartbeat"],
-];
-const NUMERIC = new Set(["rate", "heartbeat"]);
-
-let body = null;
+const table = new Table(
+  [
+    { key: "worker", title: "Worker", parts: () => [lamp(), make("span"), make("span", { class: "tag" }), outputButton()] },
+    { key: "place", title: "Host and device", parts: twoLines },
+    { key: "doing", title: "State", parts: twoLines },
+    { key: "share", title: "Share", parts: meter },
+    { key: "rate", title: "Samples/s", numeric: true, parts: cut },
+    { key: "waits", title: "Waits", parts: meter },
+    { key: "uses", title: "Uses", parts: twoLines },
+    { key: "heartbeat", title: "Heartbeat", numeric: true, parts: cut },
+  ],
+  () => ["No worker has joined yet. On any host that reaches this one, start your script with ",
+    make("code", {}, "ANDON_ADDRESS"), " set to the line's address, or use ", make("code", {}, "andon run"), "."],
+);
 
 /** Shows the table; without workers, how to start one. */
 export function showWorkers(state, heard) {
-  const place = byId("workers");
-  if (!state?.workers.length) {
-    body = null;
-    if (place.dataset.empty !== "yes") {
-      fill(place, make("p", { class: "nothing" }, "No worker has joined yet. On any host that reaches this one, start your script with ",
-        make("code", {}, "ANDON_ADDRESS"), " set to the line's address, or use ", make("code", {}, "andon run"), "."));
-      place.dataset.empty = "yes";
-    }
-    say(byId("workers-note"), "");
-    return;
-  }
-  if (!body?.isConnected) {
-    const table = tableOf(COLUMNS, NUMERIC);
-    [body] = table.tBodies;
-    fill(place, table);
-    delete place.dataset.empty;
-  }
+  const workers = state?.workers ?? [];
   const known = { ...state, heard };
-  keep(body, state.workers, (worker) => worker.worker, row, (element, worker) => refresh(element, worker, known));
-  say(byId("workers-note"), heard ? `${count(state.live)} live, ${count(state.participating)} in the round` : "as last heard");
-  showPlace(state);
-}
-
-function row() {
-  return rowOf(COLUMNS, NUMERIC, (key) => {
-    if (key === "worker") return [lamp(), make("span"), make("span", { class: "tag" }), outputButton()];
-    if (key === "share" || key === "waits") return meter();
-    return key === "place" || key === "uses" || key === "doing" ? twoLines() : [cut()];
-  });
+  const note = heard ? `${count(known.live)} live, ${count(known.participating)} in the round` : "as last heard";
+  table.show(workers, (worker) => worker.worker, (element, worker) => refresh(element, worker, known), note);
+  if (workers.length) showPlace(state);
 }
 
 function outputButton() {
@@ -76,17 +53,7 @@ function refresh(element, worker, state) {
   measure(waits, worker.live ? worker.waiting_ratio : null);
   say(uses.children[0], worker.live && worker.busy_cores !== null ? `${worker.busy_cores.toFixed(1)}\u202fcores` : NONE);
   say(uses.children[1], worker.live && worker.memory_bytes !== null ? memory(worker.memory_bytes) : "");
-  say(heartbeat.firstElementChild, worker.live ? ageOf(worker.heartbeat_age_s) : `${duration(worker.heartbeat_age_s)} ago`);
-}
-
-function measure(cell, part) {
-  const [bar, number] = cell.children;
-  bar.style.setProperty("--part", part ?? 0);
-  say(number, percent(part));
-}
-
-function ageOf(seconds) {
-  return seconds < 9.95 ? `${seconds.toFixed(1)}\u202fs` : duration(seconds);
+  say(heartbeat.firstElementChild, worker.live ? age(worker.heartbeat_age_s) : `${duration(worker.heartbeat_age_s)} ago`);
 }
 
 function deviceOf(worker) {
