@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from andon.protocol.halts import HaltReason, describe_value
 from andon.protocol.layout import Layout
 from andon.protocol.limits import PREFIX_BYTES, clipped
-from andon_coordinator.core.defects import LineDefect
+from andon_coordinator.core.defects import LineDefect, violation
 from andon_coordinator.core.round import StepRound
 
 __all__ = ["apart", "divergence", "first_apart", "in_round"]
@@ -142,13 +142,8 @@ def _weights_differ(round_: StepRound) -> LineDefect | None:
     total, size = round_.weight, len(round_.roster)
     for worker, ready in round_.in_rank_order:
         if ready.world_size != size:
-            return LineDefect(
-                reason=HaltReason.PROTOCOL_VIOLATION,
-                message=f"worker {worker} holds averages over {ready.world_size} workers, "
-                f"the round has {size}",
-                worker=worker,
-                value=str(ready.world_size),
-            )
+            what = f"holds averages over {ready.world_size} workers, the round has {size}"
+            return violation(worker, what, str(ready.world_size))
     held = {worker: ready.total_weight for worker, ready in round_.in_rank_order}
     if all(each == total for each in held.values()):
         return None
@@ -160,12 +155,8 @@ def _weights_differ(round_: StepRound) -> LineDefect | None:
     if len(votes) == 2 and len(odd) == 1:
         worker, value = odd[0], describe_value(held[odd[0]])
         common = describe_value(votes.most_common(1)[0][0])
-        return LineDefect(
-            reason=HaltReason.PROTOCOL_VIOLATION,
-            message=f"worker {worker} holds averages of total weight {value}, the others {common}",
-            worker=worker,
-            value=value,
-        )
+        what = f"holds averages of total weight {value}, the others {common}"
+        return violation(worker, what, value)
     reported = {worker: ready.weight for worker, ready in round_.in_rank_order}
     message = (
         "a worker reported another weight than it sent, or the averages are wrong: the reported "

@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 
 from andon.protocol.capabilities import VERIFIES
-from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.limits import clipped
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.protocol.scalars import Scalar
 from andon_coordinator.core import departures, learning, spares, suspects, syncing
-from andon_coordinator.core.defects import LineDefect
+from andon_coordinator.core.defects import violation
 from andon_coordinator.core.effects import (
     AcceptJoin,
     CloseReducer,
@@ -296,11 +296,8 @@ def _halt_if_ahead(core: CoreState, member: LineMember) -> None:
         return
     if core.abandoned is not None and head <= core.abandoned:
         return  # It was away when the line was rolled back, so it is merely behind.
-    core.stop_line(
-        LineDefect(
-            reason=HaltReason.PROTOCOL_VIOLATION,
-            message=f"worker {member.worker} is at step {member.request.step}, "
-            f"beyond the line's step {ours}: another coordinator trained it",
-            worker=member.worker,
-        )
+    what = (
+        f"is at step {member.request.step}, beyond the line's step {ours}: another coordinator "
+        "trained it"
     )
+    core.stop_line(violation(member.worker, what))

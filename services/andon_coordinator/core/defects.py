@@ -25,6 +25,7 @@ __all__ = [
     "in_ready",
     "in_reducer",
     "place_of",
+    "violation",
 ]
 
 _REASONS = {
@@ -55,6 +56,16 @@ class LineDefect:
     element: tuple[int, ...] = ()
     value: str = ""
     reported_by: int | None = None
+
+
+def violation(worker: int, what: str, value: str = "") -> LineDefect:
+    """The defect of a worker that broke the protocol; `what` it did: `reported the weight -1`."""
+    return LineDefect(
+        reason=HaltReason.PROTOCOL_VIOLATION,
+        message=f"worker {worker} {what}",
+        worker=worker,
+        value=value,
+    )
 
 
 def in_fault(
@@ -110,12 +121,8 @@ def in_reducer(
         # A reducer does not know the roster: of two workers it may take the wrong one for the
         # rank's owner, and its fault blames the right one.
         whose = f"worker {roster[rank]}'s" if rank < len(roster) else "nobody's"
-        return LineDefect(
-            reason=HaltReason.PROTOCOL_VIOLATION,
-            message=f"worker {worker} broke the protocol: it sent as rank {rank}, which is {whose}",
-            worker=worker,
-            value=str(rank),
-        )
+        what = f"broke the protocol: it sent as rank {rank}, which is {whose}"
+        return violation(worker, what, str(rank))
     return _defect(reason, fault, _worker_of(fault, roster), layout)
 
 
@@ -179,25 +186,15 @@ def corruption(
 def in_ready(worker: int, ready: Ready, samples: range) -> LineDefect | None:
     """What is wrong with one worker's report; `samples` are the counts that its share allows."""
     if ready.samples not in samples and (ready.samples or ready.weight):
-        return LineDefect(
-            reason=HaltReason.PROTOCOL_VIOLATION,
-            message=f"worker {worker} reported {ready.samples} samples, and its share has "
-            f"{samples[-1]}",
-            worker=worker,
-            value=str(ready.samples),
-        )
+        what = f"reported {ready.samples} samples, and its share has {samples[-1]}"
+        return violation(worker, what, str(ready.samples))
     defect = in_loss(worker, ready.weight, ready.loss_sum)
     if defect is not None:
         return defect
     for norm in (ready.gradient_norm, ready.own_gradient_norm, *ready.block_norms):
         if norm is not None and not (math.isfinite(norm) and norm >= 0):
             value = describe_value(norm)
-            return LineDefect(
-                reason=HaltReason.PROTOCOL_VIOLATION,
-                message=f"worker {worker} reported the gradient norm {value}",
-                worker=worker,
-                value=value,
-            )
+            return violation(worker, f"reported the gradient norm {value}", value)
     return None
 
 
@@ -205,12 +202,7 @@ def in_loss(worker: int, weight: float, loss_sum: float, node: str = "") -> Line
     """What is wrong with a weight and its loss in a report, of a `node` or of the whole share."""
     if not (math.isfinite(weight) and weight >= 0):
         value = describe_value(weight)
-        return LineDefect(
-            reason=HaltReason.PROTOCOL_VIOLATION,
-            message=f"worker {worker} reported the weight {value}{node and f' of {node}'}",
-            worker=worker,
-            value=value,
-        )
+        return violation(worker, f"reported the weight {value}{node and f' of {node}'}", value)
     if not math.isfinite(loss_sum):
         value = describe_value(loss_sum)
         return LineDefect(

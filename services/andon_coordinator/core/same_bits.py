@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 from andon.protocol.encoding import Encoding
 from andon.protocol.grains import Grains, NodeLoss, cover, fold
-from andon.protocol.halts import HaltReason
 from andon.protocol.run_settings import Policy, Topology
 from andon.protocol.schedules import Schedule
 from andon.protocol.shards import Ranges
-from andon_coordinator.core.defects import LineDefect, in_loss
+from andon_coordinator.core.defects import LineDefect, in_loss, violation
 from andon_coordinator.core.events import Ready
 from andon_coordinator.core.settings import PacingSettings
 
@@ -87,12 +86,8 @@ def in_nodes(worker: int, ready: Ready, share: Ranges, grains: Grains) -> LineDe
     nodes = cover(grains.of(share), grains.count)
     reported = tuple(each.node for each in ready.node_losses)
     if reported != nodes:
-        return LineDefect(
-            reason=HaltReason.PROTOCOL_VIOLATION,
-            message=f"worker {worker} reported the losses of {_listed(reported)}, and its share "
-            f"has {_listed(nodes)}",
-            worker=worker,
-        )
+        what = f"reported the losses of {_listed(reported)}, and its share has {_listed(nodes)}"
+        return violation(worker, what)
     for each in ready.node_losses:
         defect = in_loss(worker, each.weight, each.loss_sum, str(each.node))
         if defect is not None:

@@ -34,6 +34,7 @@ from andon_coordinator.core.defects import (
     in_fault,
     in_ready,
     in_reducer,
+    violation,
 )
 from andon_coordinator.core.effects import NoteStopRefused, SaveScalars
 from andon_coordinator.core.events import (
@@ -134,12 +135,8 @@ def _without_address(core: CoreState, member: LineMember, ring_address: str) -> 
     """The defect if a worker asks for work on a ring, and can't be reached by its neighbour."""
     if ring_address or core.settings.policy.topology is not Topology.RING:
         return None
-    return LineDefect(
-        reason=HaltReason.PROTOCOL_VIOLATION,
-        message=f"worker {member.worker} asked for work on a ring without an address for its "
-        "neighbour",
-        worker=member.worker,
-    )
+    what = "asked for work on a ring without an address for its neighbour"
+    return violation(member.worker, what)
 
 
 def ready(core: CoreState, member: LineMember, event: WorkerReady) -> None:

@@ -16,9 +16,8 @@ from typing import Any
 from andon.protocol.arithmetic import Arithmetic, is_one
 from andon.protocol.attestations import COMPONENT_BYTES, Attestation, MeanCheck, NodeOwner
 from andon.protocol.grains import Node, cover
-from andon.protocol.halts import HaltReason
 from andon.protocol.records import PositionRange
-from andon_coordinator.core.defects import LineDefect
+from andon_coordinator.core.defects import LineDefect, violation
 from andon_coordinator.core.events import Ready
 
 __all__ = [
@@ -152,12 +151,12 @@ def in_mean_check(
     if not sums:
         return None
     if check is None:
-        return _broken(worker, "was to make the mean of all sums, and says nothing of it")
+        return violation(worker, "was to make the mean of all sums, and says nothing of it")
     asked = sum(each.relayed for each in sums)
     if len(check.relayed) != asked:
-        return _broken(worker, f"gave {len(check.relayed)} digests of {asked} sums")
+        return violation(worker, f"gave {len(check.relayed)} digests of {asked} sums")
     if (check.apart is None) != (check.expected == check.came):
-        return _broken(worker, "made another mean than came, and does not say where it differs")
+        return violation(worker, "made another mean than came, and does not say where it differs")
     return None
 
 
@@ -190,19 +189,13 @@ def in_attested(
         missing = sorted({*(leaves - given), *(sums - given_sums)})
         odd = sorted({*(given - leaves), *(given_sums - sums)})
         what = f"attested nothing of {missing[0]}" if missing else f"attested {odd[0]}, unasked"
-        return _broken(worker, what)
+        return violation(worker, what)
     if not ready.averages_digest:
-        return _broken(worker, "attested grains, and nothing of the averages")
+        return violation(worker, "attested grains, and nothing of the averages")
     items = None if components is None else components * COMPONENT_BYTES
     asked = {Node(grain, grain + 1) for grain in verifies}
     for each in ready.attested:
         if items is not None and each.node in asked and len(each.components) != items:
             number = len(each.components) // COMPONENT_BYTES
-            return _broken(worker, f"attested {number} of {components} components of {each.node}")
+            return violation(worker, f"attested {number} of {components} components of {each.node}")
     return None
-
-
-def _broken(worker: int, what: str) -> LineDefect:
-    return LineDefect(
-        reason=HaltReason.PROTOCOL_VIOLATION, message=f"worker {worker} {what}", worker=worker
-    )
