@@ -26,7 +26,8 @@ from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.shards import cursor_after, next_batch, shard_of
-from andon_coordinator.core.effects import SaveRecord, SaveRun, StepContribution, StepResult
+from andon_coordinator.core.effects import SaveRecord, SaveRun
+from andon_coordinator.core.step_results import StepContribution, StepResult
 from andon_coordinator.transport.journal import Journal
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import JournalStore

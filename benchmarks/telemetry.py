@@ -30,6 +30,7 @@ from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
+from andon_coordinator.core.step_results import StepResult
 from andon_coordinator.telemetry import LineMetrics, Totals
 from andon_reducer.core.effects import DataPath, Direction, FreeRound, RoundOutcome
 from andon_reducer.telemetry import ReducerTelemetry
@@ -96,7 +97,7 @@ def step_of(number: int, workers: int) -> list[Happening]:
         world_size=workers,
         timings=events.StepTimings(wait_s=0.002, exchange_s=0.006),
     )
-    result = effects.StepResult(
+    result = StepResult(
         epoch=0,
         batch=batch,
         loss=1.5,

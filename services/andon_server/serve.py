@@ -25,7 +25,7 @@ from andon.protocol.run_settings import Topology
 from andon_coordinator import app as coordinator_app
 from andon_coordinator.app import Coordinator, build_coordinator, server_options
 from andon_coordinator.config import CoordinatorConfig
-from andon_coordinator.core.effects import LineState
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.transport.store import JournalError
 from andon_coordinator.transport.task import LineObserver
 from andon_reducer import app as reducer_app

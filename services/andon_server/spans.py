@@ -23,6 +23,7 @@ from andon.protocol.records import Key, RecordKind
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_coordinator.core.status import LineSnapshot
+from andon_coordinator.core.step_results import StepResult
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -88,7 +89,7 @@ class LineSpans:
         self._tracer = tracer
         self._wall_ns = wall_ns
         self._step: _Step | None = None
-        self._saving: dict[Key, tuple[_Step, effects.StepResult]] = {}
+        self._saving: dict[Key, tuple[_Step, StepResult]] = {}
         self._halt: tuple[HaltEvidence, int] | None = None
         self._exported_ns = 0
 
@@ -139,7 +140,7 @@ class LineSpans:
         step.ready_ns, step.exchange_s = 0, 0.0
         self._step = step
 
-    def _committed(self, step: _Step, result: effects.StepResult) -> None:
+    def _committed(self, step: _Step, result: StepResult) -> None:
         now_ns = self._wall_ns()
         usual = step.attempt == 0 and not step.happened
         if usual and now_ns - self._exported_ns < _EXPORT_EVERY_NS:

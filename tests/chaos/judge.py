@@ -26,7 +26,7 @@ from andon.protocol.halts import HaltReason
 from andon.protocol.records import Key, RecordKind
 from andon.protocol.run_settings import Policy
 from andon.protocol.shards import shard_of
-from andon_coordinator.core.effects import StepResult
+from andon_coordinator.core.step_results import StepResult
 from andon_coordinator.transport.reader import JournalEntry, JournalReader
 from chaos.model import Floats, LineState, Task, weighted_mean
 from chaos.owed import Owed, judge_owed

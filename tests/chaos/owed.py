@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from andon.protocol.records import PositionRange
-from andon_coordinator.core.effects import StepResult
+from andon_coordinator.core.step_results import StepResult
 from andon_coordinator.transport.reader import JournalEntry
 from chaos.model import Task
 from chaos.schedules import LineSchedule

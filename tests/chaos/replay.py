@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from andon.protocol.records import Key
-from andon_coordinator.core.effects import StepContribution
+from andon_coordinator.core.step_results import StepContribution
 from chaos.computing import ranges_of
 from chaos.model import Floats, LineState, LocalWeights, Mask, Task
 from chaos.schedules import LineSchedule

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from andon.v1 import coordinator_pb2 as pb
-from andon_coordinator.core.effects import StepContribution
+from andon_coordinator.core.step_results import StepContribution
 from andon_coordinator.transport.reader import JournalReader
 from chaos.rig import FLAGS, await_until
 from integration.harness import Service, Worker, on_line, start_line, start_worker

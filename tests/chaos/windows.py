@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from andon.protocol.records import Key
-from andon_coordinator.core.effects import StepResult
+from andon_coordinator.core.step_results import StepResult
 from andon_coordinator.transport.reader import JournalEntry
 from chaos.model import Task
 from chaos.schedules import LONGEST_CADENCE, LineSchedule, dealt

@@ -15,7 +15,7 @@ from andon.protocol.order import Order
 from andon.protocol.records import RecordKind
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from andon_coordinator.core.effects import StepResult
+from andon_coordinator.core.step_results import StepResult
 from andon_coordinator.transport.reader import JournalReader
 from integration.harness import Service, Worker, await_exit, on_line, start_line, start_worker
 

@@ -16,6 +16,7 @@ from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings, PacingSettings
+from andon_coordinator.core.transfers import TransferRole
 
 __all__ = ["LAYOUT", "SimulatedCrowd", "plan_for"]
 
@@ -155,7 +156,7 @@ class SimulatedCrowd:
             effect = waiting.pop(0)
             if not isinstance(effect, do.SendTransfer):
                 continue
-            if effect.role is do.TransferRole.SEND:
+            if effect.role is TransferRole.SEND:
                 continue
             joiner = self.workers[effect.stream]
             joiner.head = effect.head

@@ -19,6 +19,7 @@ from andon_coordinator.core.detectors import WINDOW, is_spike
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, JournalledCheckpoint, LineSettings
 from andon_coordinator.core.spikes import SpikeDecision
+from andon_coordinator.core.step_results import StepResult
 from scenarios.attesting import attested, mean_checked
 
 __all__ = ["LAYOUT", "Bench", "Journal", "Peer", "make_layout"]
@@ -49,7 +50,7 @@ def _term(counter: int) -> int:
 class Journal:
     """A journal in memory: what is durable, and what is still to be written."""
 
-    records: list[tuple[Record, do.StepResult | None]] = field(default_factory=list)
+    records: list[tuple[Record, StepResult | None]] = field(default_factory=list)
     term: int = 0
     open_halt: HaltEvidence | None = None
     departures: list[do.SaveDeparture] = field(default_factory=list)

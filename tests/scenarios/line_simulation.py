@@ -21,7 +21,10 @@ from andon.protocol.run_settings import Policy, RunPlan
 from andon.protocol.shards import Ranges, subtract
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.core.settings import LineSettings
+from andon_coordinator.core.step_results import Skip, StepResult
+from andon_coordinator.core.transfers import TransferRole
 from scenarios.line_bench import Bench
 from scenarios.member_scans import check_indices
 
@@ -88,11 +91,11 @@ class Simulation:
         self.before: dict[Key, Key] = {}
         """The round that was the last attempt at the same head before another one."""
         self.relay: dict[int, tuple[Key, Weights]] = {}
-        self.skips: dict[Key, do.Skip] = {}
-        self.past: list[tuple[Record, do.StepResult | None]] = []
+        self.skips: dict[Key, Skip] = {}
+        self.past: list[tuple[Record, StepResult | None]] = []
 
     @property
-    def history(self) -> list[tuple[Record, do.StepResult | None]]:
+    def history(self) -> list[tuple[Record, StepResult | None]]:
         """The chain of records: what lost journals held of it, and the present one."""
         return [*self.past, *self.bench.journal.records]
 
@@ -108,7 +111,7 @@ class Simulation:
     def finish(self, limit: int = 20_000) -> None:
         """Goes on without faults until the run is complete; answers every halt."""
         for _ in range(limit):
-            if self.bench.line.state is do.LineState.COMPLETE:
+            if self.bench.line.state is LineState.COMPLETE:
                 return
             self.random.choice([*self._moves(), self._answer])()
             self.check()
@@ -426,7 +429,7 @@ class Simulation:
             case do.SendVoided(_, key) | do.SendHalt(_, HaltEvidence(key=Key() as key)):
                 process.assignment = None
                 process.held = None if process.held == key else process.held
-            case do.SendTransfer(role=do.TransferRole.SEND):
+            case do.SendTransfer(role=TransferRole.SEND):
                 if process.head == effect.head:
                     self.relay[effect.transfer_id] = (effect.head, process.weights)
             case do.SendTransfer():

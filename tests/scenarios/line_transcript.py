@@ -42,6 +42,7 @@ from andon_coordinator.core.settings import (
     VerifySettings,
 )
 from andon_coordinator.core.spikes import SpikeAction
+from andon_coordinator.core.step_results import StepResult
 from scenarios import transcript
 from scenarios.attesting import attested, mean_checked, nodes_apart
 from scenarios.line_bench import Bench, make_layout
@@ -721,7 +722,7 @@ def _record(record: Record) -> str:
     )
 
 
-def _result(result: do.StepResult | None) -> str:
+def _result(result: StepResult | None) -> str:
     if result is None:
         return ""
     overflow = " overflow" if result.overflow else ""

@@ -9,6 +9,8 @@ from andon.protocol.records import Key, PositionRange
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
+from andon_coordinator.core.join_answers import JoinStatus
+from andon_coordinator.core.step_results import StepContribution, StepResult
 
 __all__ = ["KEY", "PLAN", "accepted", "assignment", "contribution", "joining", "ready", "result"]
 
@@ -25,22 +27,22 @@ def assignment(**told: Any) -> do.Assignment:
     return do.Assignment(**{**usual, **told})
 
 
-def contribution(**given: Any) -> do.StepContribution:
+def contribution(**given: Any) -> StepContribution:
     """A worker alone gave the first batch."""
     usual: dict[str, Any] = {
         **{"worker": 0, "rank": 0, "positions": (PositionRange(0, 4),)},
         **{"samples": 4, "weight": 4.0, "loss_sum": 4.0},
     }
-    return do.StepContribution(**{**usual, **given})
+    return StepContribution(**{**usual, **given})
 
 
-def result(**more: Any) -> do.StepResult:
+def result(**more: Any) -> StepResult:
     """What the first batch came to."""
     usual: dict[str, Any] = {
         **{"epoch": 0, "batch": PositionRange(0, 4), "loss": 1.0, "samples": 4, "weight": 4.0},
         **{"attempt": 0, "seconds": 1.0, "contributions": ()},
     }
-    return do.StepResult(**{**usual, **more})
+    return StepResult(**{**usual, **more})
 
 
 def ready(**said: Any) -> on.Ready:
@@ -61,7 +63,7 @@ def joining(**said: Any) -> on.JoinRequest:
 def accepted(**told: Any) -> do.AcceptJoin:
     """The answer to it."""
     usual: dict[str, Any] = {
-        **{"stream": 5, "worker": 1, "plan": PLAN, "join_status": do.JoinStatus.FRESH},
+        **{"stream": 5, "worker": 1, "plan": PLAN, "join_status": JoinStatus.FRESH},
         **{"head": None, "step": 0, "halt": None},
     }
     return do.AcceptJoin(**{**usual, **told})

@@ -11,6 +11,7 @@ from andon.protocol.schedules import Schedule
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core import lost_state
+from andon_coordinator.core.join_answers import JoinStatus
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import (
     History,
@@ -19,6 +20,8 @@ from andon_coordinator.core.settings import (
     VerifySettings,
 )
 from andon_coordinator.core.state import CoreState
+from andon_coordinator.core.step_results import StepResult
+from andon_coordinator.core.transfers import TransferRole
 from andon_coordinator.transport.outgoing import CommitAndAssign
 from andon_trainer.core.events import (
     Assigned,
@@ -40,7 +43,7 @@ from search.weights import Wrong
 
 __all__ = ["Journal", "Timer", "core_of", "fire", "heard", "settings", "start", "term", "timers"]
 
-Saved = tuple[Record, do.StepResult | None]
+Saved = tuple[Record, StepResult | None]
 Save = do.SaveTerm | do.SaveRecord | do.SaveHalt | do.SaveAnswer | do.FindAncestor
 Timer = tuple[str, int]
 """Which deadline, of which worker if it is one's."""
@@ -238,8 +241,8 @@ def heard(  # noqa: C901 (one case an effect)
             assert isinstance(next_, Assigned)
             return replace(record, next=next_)
         case do.AcceptJoin():
-            in_sync = effect.join_status is do.JoinStatus.IN_SYNC
-            behind = effect.join_status is do.JoinStatus.BEHIND
+            in_sync = effect.join_status is JoinStatus.IN_SYNC
+            behind = effect.join_status is JoinStatus.BEHIND
             return Accepted(in_sync, behind, effect.head, term_now, effect.halt)
         case do.RefuseJoin(_, refusal):
             return Refused(refusal.reason.name)
@@ -282,7 +285,7 @@ def heard(  # noqa: C901 (one case an effect)
             return TransferAsked(
                 transfer_id=effect.transfer_id,
                 head=effect.head,
-                sends=effect.role is do.TransferRole.SEND,
+                sends=effect.role is TransferRole.SEND,
                 step=effect.step,
                 cursor=effect.cursor,
                 beside_training=effect.beside_training,

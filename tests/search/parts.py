@@ -22,11 +22,11 @@ from andon.protocol.layout import Layout
 from andon.protocol.records import Key
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.chain import Keys
-from andon_coordinator.core.effects import StepResult
 from andon_coordinator.core.events import JoinRequest, Ready
 from andon_coordinator.core.members import Members
 from andon_coordinator.core.round import AttemptCounts
 from andon_coordinator.core.settings import LineSettings
+from andon_coordinator.core.step_results import StepResult
 from andon_coordinator.core.transfers import StateTransfers
 from search.copying import names_of
 from search.numbers import Incarnation, Serial, Stream, Weights

@@ -17,6 +17,7 @@ from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.state import CoreState
+from andon_coordinator.core.transfers import TransferRole
 from andon_coordinator.transport.outgoing import CommitAndAssign, together
 from andon_reducer.core.rounds import Rounds
 from andon_trainer.core.events import ControlLost
@@ -451,7 +452,7 @@ class World:
             durable = [record.key for record, _ in journal.records]
             if effect.record.key not in durable:
                 raise Wrong(f"record {effect.record.key} is announced, and is not durable")
-        elif isinstance(effect, do.SendTransfer) and effect.role is do.TransferRole.SEND:
+        elif isinstance(effect, do.SendTransfer) and effect.role is TransferRole.SEND:
             # To a learner it sends what lies beneath that, and goes on with it.
             if not effect.beside_training:
                 self._check_pipe(draft, effect)

@@ -17,7 +17,7 @@ from andon.protocol.layout import Layout
 from andon.protocol.records import Key
 from andon_cli.auditing.scope import AuditRefused
 from andon_coordinator.core.agreement import first_apart
-from andon_coordinator.core.effects import StepResult
+from andon_coordinator.core.step_results import StepResult
 from andon_coordinator.core.verdicts import first_component
 from andon_coordinator.transport.audit_book import AttestedNode, AttestedStep, ComparedWeights
 from andon_coordinator.transport.reader import JournalEntry

@@ -28,8 +28,8 @@ from andon_cli.drawing.texts import (
     verified_text,
 )
 from andon_cli.questions import ShowConfig
-from andon_coordinator.core.effects import StepContribution
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
+from andon_coordinator.core.step_results import StepContribution
 from andon_coordinator.transport.damage import journal_errors
 from andon_coordinator.transport.reader import JournalEntry, RecordedDeparture
 from andon_server.runs import JOURNAL

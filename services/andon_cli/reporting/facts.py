@@ -14,9 +14,9 @@ from andon.host.manifest import checkpoints_in
 from andon_cli.commands.run_facts import RunFacts, reading
 from andon_cli.kept_command import KeptCommand
 from andon_cli.reporting.spent import Presence, Spent, presences
-from andon_coordinator.core.effects import Skip
 from andon_coordinator.core.machine_time import Price
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
+from andon_coordinator.core.step_results import Skip
 from andon_coordinator.transport.curves import CurvePoint
 from andon_coordinator.transport.reader import LedgerFault
 from andon_server.crashes import Crash, read_crashes

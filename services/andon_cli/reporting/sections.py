@@ -11,9 +11,9 @@ from andon_cli.drawing.texts import date_text, duration, grouped, short_time, wo
 from andon_cli.reporting.facts import ReportFacts, points_of
 from andon_cli.reporting.page import Curve, Page, Section, Table
 from andon_cli.reporting.slow_section import slow_section
-from andon_coordinator.core.effects import Skip
 from andon_coordinator.core.operators import BY_ITSELF
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
+from andon_coordinator.core.step_results import Skip
 from andon_server.crashes import Crash, CrashKind
 from andon_server.halt_words import answers_to, help_page
 from andon_server.runs import RUNS

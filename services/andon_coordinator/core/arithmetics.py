@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from andon.protocol.arithmetic import Arithmetic, ArithmeticRule, difference, remedy
 from andon.protocol.reasons import Reason
-from andon_coordinator.core.effects import JoinRefusal
 from andon_coordinator.core.events import JoinRequest
+from andon_coordinator.core.join_answers import JoinRefusal
 
 __all__ = ["Arithmetics", "refusal"]
 

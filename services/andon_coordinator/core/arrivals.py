@@ -21,9 +21,6 @@ from andon_coordinator.core.defects import violation
 from andon_coordinator.core.effects import (
     AcceptJoin,
     CloseReducer,
-    JoinRefusal,
-    JoinStatus,
-    LineState,
     NoteArithmetic,
     NoteScalarsRefused,
     RefuseJoin,
@@ -41,9 +38,11 @@ from andon_coordinator.core.events import (
     ScalarsSaved,
     WorkerJoined,
 )
+from andon_coordinator.core.join_answers import JoinRefusal, JoinStatus
 from andon_coordinator.core.join_checks import adopts, check_join, greatest_term
+from andon_coordinator.core.line_state import LineState, Trigger
 from andon_coordinator.core.members import LineMember
-from andon_coordinator.core.state import CoreState, Trigger
+from andon_coordinator.core.state import CoreState
 
 __all__ = ["heartbeat", "joined", "reducer_registered"]
 

@@ -17,7 +17,7 @@ from andon.protocol.records import (
     latest_plausible_term,
     make_term,
 )
-from andon_coordinator.core.effects import StepResult
+from andon_coordinator.core.step_results import StepResult
 
 __all__ = ["Chain", "Keys"]
 

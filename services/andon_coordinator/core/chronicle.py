@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from andon.protocol.limits import clipped
 from andon.protocol.records import Key, Record, RecordKind
 from andon_coordinator.core import effects, events
-from andon_coordinator.core.effects import LineState, SaveRunEvent
+from andon_coordinator.core.effects import SaveRunEvent
 from andon_coordinator.core.eviction import SlowStep
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.core.run_events import AGAIN, RunEvent, RunEventKind
 from andon_coordinator.core.session_events import (
     AttendRequest,
@@ -24,6 +25,7 @@ from andon_coordinator.core.session_events import (
     SessionEffect,
     SessionEvent,
 )
+from andon_coordinator.core.step_results import StepResult
 
 __all__ = ["Chronicle"]
 
@@ -47,7 +49,7 @@ class Chronicle:
         self._resumed = resumed
         self._incarnations: dict[int, int] = {}
         """The process that last joined in each slot."""
-        self._unsaved: dict[Key, tuple[int, effects.StepResult]] = {}
+        self._unsaved: dict[Key, tuple[int, StepResult]] = {}
         """Step and result of records that are not durable yet, if there is something to tell."""
         self._trimmed: int | None = None
         """What the last record's mean left out; None: nothing is known of it."""
@@ -164,13 +166,13 @@ class Chronicle:
             case _:
                 self._noted(effect)
 
-    def _saving(self, record: Record, result: effects.StepResult | None) -> None:
+    def _saving(self, record: Record, result: StepResult | None) -> None:
         """A record is given to the journal."""
         if result is not None and (result.overflow or result.trimmed != self._trimmed):
             assert record.kind is RecordKind.STEP
             self._unsaved[record.key] = record.step, result
 
-    def _recorded(self, step: int, result: effects.StepResult) -> None:
+    def _recorded(self, step: int, result: StepResult) -> None:
         """A step's record is durable."""
         if result.overflow:
             text = "scaled gradients overflowed, so no weight moved"

@@ -25,13 +25,7 @@ from andon.protocol.halts import HaltReason
 from andon.protocol.records import Key
 from andon.protocol.run_settings import Topology
 from andon_coordinator.core.defects import LineDefect
-from andon_coordinator.core.effects import (
-    CloseStream,
-    EndSession,
-    LineState,
-    SaveDeparture,
-    SendShutdown,
-)
+from andon_coordinator.core.effects import CloseStream, EndSession, SaveDeparture, SendShutdown
 from andon_coordinator.core.events import (
     LeaveReason,
     ReducerLost,
@@ -39,6 +33,7 @@ from andon_coordinator.core.events import (
     WorkerStopped,
     WorkerStreamEnded,
 )
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState
 

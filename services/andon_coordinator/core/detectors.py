@@ -31,8 +31,8 @@ from dataclasses import dataclass
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason, describe_value
 from andon_coordinator.core.defects import LineDefect
-from andon_coordinator.core.effects import StepResult
 from andon_coordinator.core.round import StepRound
+from andon_coordinator.core.step_results import StepResult
 
 __all__ = [
     "LEAST_SPREAD",

@@ -36,17 +36,14 @@ from andon_coordinator.core import lost_state, operators
 from andon_coordinator.core.checkpoints import KnownCheckpoint
 from andon_coordinator.core.comparison import Comparison
 from andon_coordinator.core.defects import LineDefect
-from andon_coordinator.core.effects import (
-    FindAncestor,
-    LineState,
-    SendTransfer,
-    Skip,
-    TransferRole,
-)
+from andon_coordinator.core.effects import FindAncestor, SendTransfer
 from andon_coordinator.core.events import AncestorFound, Checkpoint
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import PendingRecord, StepRound
 from andon_coordinator.core.state import CoreState, GoingBack
+from andon_coordinator.core.step_results import Skip
+from andon_coordinator.core.transfers import TransferRole
 
 __all__ = ["ancestor_found", "begin", "checkpoint_before", "left_out", "restores"]
 

@@ -37,8 +37,9 @@ from andon.protocol.schedules import (
     QUORUM_CAPABILITY,
 )
 from andon_coordinator.core import arithmetics
-from andon_coordinator.core.effects import JoinRefusal, LineState
 from andon_coordinator.core.events import JoinRequest
+from andon_coordinator.core.join_answers import JoinRefusal
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.core.same_bits import obstacle_in
 from andon_coordinator.core.spikes import SpikeAction
 from andon_coordinator.core.state import CoreState

@@ -26,9 +26,10 @@ from collections.abc import Sequence
 from andon.protocol.records import Record, RecordKind
 from andon.protocol.shards import subtract
 from andon_coordinator.core import departures
-from andon_coordinator.core.effects import LineState, SendLate
+from andon_coordinator.core.effects import SendLate
 from andon_coordinator.core.events import WorkerComputed
 from andon_coordinator.core.learner import Learning
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.quorum import OpenWindow, Working, late_workers, needed
 from andon_coordinator.core.round import StepRound

@@ -113,7 +113,7 @@ from andon_coordinator.core.arithmetics import Arithmetics
 from andon_coordinator.core.chain import Chain, Keys
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.detectors import Detectors
-from andon_coordinator.core.effects import Effect, LineState
+from andon_coordinator.core.effects import Effect
 from andon_coordinator.core.events import (
     AncestorFound,
     CordPulled,
@@ -145,6 +145,7 @@ from andon_coordinator.core.events import (
     WorkerStreamEnded,
     WorkRequested,
 )
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.pacing import Pacing
 from andon_coordinator.core.reducers import Reducers

@@ -35,11 +35,12 @@ from andon.protocol.halts import HaltReason
 from andon.protocol.records import Key, Record
 from andon_coordinator.core import departures, learning, syncing
 from andon_coordinator.core.defects import LineDefect
-from andon_coordinator.core.effects import FindAncestor, LineState, NoteWentBack
+from andon_coordinator.core.effects import FindAncestor, NoteWentBack
 from andon_coordinator.core.events import AncestorFound, FolderSearched
+from andon_coordinator.core.line_state import LineState, Trigger
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import PendingRecord
-from andon_coordinator.core.state import CoreState, Trigger
+from andon_coordinator.core.state import CoreState
 
 __all__ = [
     "ancestor_found",

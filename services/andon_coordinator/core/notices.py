@@ -23,8 +23,9 @@ The worker decides how long it waits. If its time is short it leaves as any othe
 from __future__ import annotations
 
 from andon_coordinator.core import departures
-from andon_coordinator.core.effects import LineState, NoteNotice
+from andon_coordinator.core.effects import NoteNotice
 from andon_coordinator.core.events import NoticeGiven, WorkerLeft, WorkerStreamEnded
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState
 

@@ -8,17 +8,12 @@ from andon.protocol.run_settings import RunPlan
 from andon.protocol.shards import Ranges, cursor_after, merged, next_batch, subtract
 from andon_coordinator.core import dealing, departures, lost_state
 from andon_coordinator.core.defects import LineDefect
-from andon_coordinator.core.effects import (
-    LineState,
-    RefuseOperator,
-    SaveAnswer,
-    SaveTerm,
-    SendResume,
-    Skip,
-)
+from andon_coordinator.core.effects import RefuseOperator, SaveAnswer, SaveTerm, SendResume
 from andon_coordinator.core.events import CordPulled, DrainRequested, HaltCleared
+from andon_coordinator.core.line_state import LineState, Trigger
 from andon_coordinator.core.round import PendingRecord, StepRound
-from andon_coordinator.core.state import CoreState, Trigger
+from andon_coordinator.core.state import CoreState
+from andon_coordinator.core.step_results import Skip
 
 __all__ = ["BY_ITSELF", "clear", "drain", "pull_cord", "roll_back", "skip_by_itself"]
 

@@ -30,19 +30,15 @@ from andon_coordinator.core import (
 )
 from andon_coordinator.core.agreement import divergence
 from andon_coordinator.core.defects import LineDefect
-from andon_coordinator.core.effects import (
-    LineState,
-    NoteSchedule,
-    RefuseJoin,
-    SaveDeparture,
-    Skip,
-)
+from andon_coordinator.core.effects import NoteSchedule, RefuseJoin, SaveDeparture
 from andon_coordinator.core.events import WorkRequested
 from andon_coordinator.core.join_checks import refusal_of_an_ended_run
+from andon_coordinator.core.line_state import LineState, Trigger
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import PendingRecord, StepRound
-from andon_coordinator.core.state import CoreState, Trigger
+from andon_coordinator.core.state import CoreState
 from andon_coordinator.core.status import waiting_for
+from andon_coordinator.core.step_results import Skip
 
 __all__ = ["go_on"]
 

@@ -19,17 +19,11 @@ from andon.protocol.run_settings import cut_at_each_end
 from andon.protocol.shards import Ranges
 from andon.protocol.sums import sum_in_order
 from andon_coordinator.core.comparison import Comparison
-from andon_coordinator.core.effects import (
-    Assign,
-    Assignment,
-    Effect,
-    SaveAnswer,
-    StepContribution,
-    StepResult,
-)
+from andon_coordinator.core.effects import Assign, Assignment, Effect, SaveAnswer
 from andon_coordinator.core.events import Ready, StandingRequest
 from andon_coordinator.core.pacing import StepWindow
 from andon_coordinator.core.same_bits import along_tree
+from andon_coordinator.core.step_results import StepContribution, StepResult
 from andon_coordinator.core.verdicts import Inquest
 from andon_coordinator.core.verification import Proved, RoundChecks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from andon.protocol.limits import PROTOCOL_VERSION
 from andon.protocol.peer_calls import MAX_WORLD_SIZE
 from andon.protocol.reasons import Reason
-from andon_coordinator.core.effects import JoinRefusal
+from andon_coordinator.core.join_answers import JoinRefusal
 from andon_coordinator.core.session_events import AttendRequest
 
 __all__ = ["refusal_of"]

@@ -7,18 +7,14 @@ from dataclasses import dataclass, field
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.protocol.sessions import RankFault, RankReport, SessionOver
-from andon_coordinator.core.effects import (
-    JoinRefusal,
-    RefuseOperator,
-    SaveHalt,
-    SaveScalars,
-)
+from andon_coordinator.core.effects import RefuseOperator, SaveHalt, SaveScalars
 from andon_coordinator.core.events import (
     CordPulled,
     SessionNotSaved,
     SessionSaved,
     TimePassed,
 )
+from andon_coordinator.core.join_answers import JoinRefusal
 
 __all__ = [
     "AttendRequest",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.events import Activity, Device, ProcessUse, StepTimings
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.core.session_status import RankSnapshot, RankState, SessionSnapshot
 from andon_coordinator.core.status import LineSnapshot, WorkerSnapshot
 

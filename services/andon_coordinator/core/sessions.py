@@ -36,13 +36,14 @@ from andon.protocol.sessions import (
     SessionOver,
 )
 from andon_coordinator.core.chain import Keys
-from andon_coordinator.core.effects import JoinRefusal, RefuseOperator, SaveHalt, SaveScalars
+from andon_coordinator.core.effects import RefuseOperator, SaveHalt, SaveScalars
 from andon_coordinator.core.events import (
     CordPulled,
     SessionNotSaved,
     SessionSaved,
     TimePassed,
 )
+from andon_coordinator.core.join_answers import JoinRefusal
 from andon_coordinator.core.session_checks import refusal_of
 from andon_coordinator.core.session_ends import Ending, difference, evidence_of, over_of
 from andon_coordinator.core.session_events import (

@@ -15,10 +15,10 @@ from andon.protocol.reducers import MAX_REDUCERS
 from andon.protocol.run_settings import Liveness, Policy, RunPlan, Topology
 from andon.protocol.schedules import LearningRateScaling, Schedule
 from andon_coordinator.core.cadence import CadenceRules
-from andon_coordinator.core.effects import StepResult
 from andon_coordinator.core.events import Checkpoint
 from andon_coordinator.core.eviction import EvictionRules
 from andon_coordinator.core.spikes import SpikeAction, SpikeDecision
+from andon_coordinator.core.step_results import StepResult
 from andon_coordinator.core.verification import VerifiedTotals
 
 __all__ = ["History", "LearningRateScaling", "LineSettings", "PacingSettings", "VerifySettings"]

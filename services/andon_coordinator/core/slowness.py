@@ -30,9 +30,10 @@ from collections.abc import Mapping, Sequence
 from andon.protocol.capabilities import EXPLAINS
 from andon.protocol.records import Key
 from andon.protocol.slowness import Explanation, Slowness, SlowPhase
-from andon_coordinator.core.effects import LineState, NoteSlowness, SaveSlowness, SendExplain
+from andon_coordinator.core.effects import NoteSlowness, SaveSlowness, SendExplain
 from andon_coordinator.core.events import ExplanationArrived
 from andon_coordinator.core.lateness import LEAST_S, STEPS, Question, StepWaits, late_after_s
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.slow_cause import UNSENT_BYTES, host_lacks

@@ -3,15 +3,10 @@
 `LineCore` owns one `CoreState`. The rules are functions in the other modules of this package: they
 read this state, change it, and emit effects. Nothing outside the package touches it. One of these
 operations is `stop_line`, and it is where the line is stopped, whatever the reason.
-
-The transition table at the top gives the line's state as people see it. Rules read it only to know
-whether the line trains, is halted, drains or is complete. Everything else follows from the chain,
-the members, the open round and the pending record.
 """
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -30,7 +25,6 @@ from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.detectors import Detectors
 from andon_coordinator.core.effects import (
     Effect,
-    LineState,
     NoteSetback,
     SaveHalt,
     SaveRecord,
@@ -39,10 +33,9 @@ from andon_coordinator.core.effects import (
     SendHalt,
     SendShutdown,
     SendVoided,
-    Skip,
-    StepResult,
 )
 from andon_coordinator.core.lateness import SlownessWatch
+from andon_coordinator.core.line_state import LineState, Trigger, next_state
 from andon_coordinator.core.members import LineMember, Members
 from andon_coordinator.core.pacing import Pacing
 from andon_coordinator.core.reducers import Reducers
@@ -50,67 +43,15 @@ from andon_coordinator.core.round import AttemptCounts, PendingRecord, StepRound
 from andon_coordinator.core.scalar_all_reduces import ScalarAllReduces
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.core.spikes import SpikeAction, SpikeBook
+from andon_coordinator.core.step_results import Skip, StepResult
 from andon_coordinator.core.suspicion import Crowd, Delays, durations_of_rounds
 from andon_coordinator.core.transfers import StateTransfer, StateTransfers
 from andon_coordinator.core.verification import VerifiedTotals
 
-__all__ = ["TRANSITIONS", "CoreState", "GoingBack", "Trigger", "next_state"]
+__all__ = ["CoreState", "GoingBack"]
 
 _LONGEST_PAUSE_S = 5.0
 """The longest back-off between two attempts."""
-
-
-class Trigger(enum.Enum):
-    """What changes the line's state."""
-
-    __hash__ = object.__hash__  # See `Encoding`.
-
-    FORMED = "enough workers are in sync"
-    FELL_SHORT = "too few workers are in sync"
-    TRANSFER_BEGAN = "state moves to a worker"
-    HALTED = "a defect or a person stopped the line"
-    ANSWERED = "a person answered the halt"
-    DRAIN_BEGAN = "a person ends the run"
-    COMPLETED = "every worker left with the run done"
-
-
-TRANSITIONS: dict[tuple[LineState, Trigger], LineState] = {
-    (LineState.FORMING, Trigger.FORMED): LineState.RUNNING,
-    (LineState.FORMING, Trigger.FELL_SHORT): LineState.FORMING,
-    (LineState.FORMING, Trigger.TRANSFER_BEGAN): LineState.SYNCING,
-    (LineState.FORMING, Trigger.HALTED): LineState.HALTED,
-    (LineState.FORMING, Trigger.DRAIN_BEGAN): LineState.DRAINING,
-    (LineState.FORMING, Trigger.COMPLETED): LineState.COMPLETE,
-    (LineState.RUNNING, Trigger.FORMED): LineState.RUNNING,
-    (LineState.RUNNING, Trigger.FELL_SHORT): LineState.FORMING,
-    (LineState.RUNNING, Trigger.TRANSFER_BEGAN): LineState.SYNCING,
-    (LineState.RUNNING, Trigger.HALTED): LineState.HALTED,
-    (LineState.RUNNING, Trigger.DRAIN_BEGAN): LineState.DRAINING,
-    (LineState.RUNNING, Trigger.COMPLETED): LineState.COMPLETE,
-    (LineState.SYNCING, Trigger.FORMED): LineState.RUNNING,
-    (LineState.SYNCING, Trigger.FELL_SHORT): LineState.FORMING,
-    (LineState.SYNCING, Trigger.TRANSFER_BEGAN): LineState.SYNCING,
-    (LineState.SYNCING, Trigger.HALTED): LineState.HALTED,
-    (LineState.SYNCING, Trigger.DRAIN_BEGAN): LineState.DRAINING,
-    (LineState.SYNCING, Trigger.COMPLETED): LineState.COMPLETE,
-    # A journal that fails replaces the halt that could not be written to it.
-    (LineState.HALTED, Trigger.HALTED): LineState.HALTED,
-    (LineState.HALTED, Trigger.ANSWERED): LineState.FORMING,
-    (LineState.HALTED, Trigger.DRAIN_BEGAN): LineState.DRAINING,
-    # The last step of a draining line forms and syncs like any other, but stays DRAINING.
-    (LineState.DRAINING, Trigger.FORMED): LineState.DRAINING,
-    (LineState.DRAINING, Trigger.FELL_SHORT): LineState.DRAINING,
-    (LineState.DRAINING, Trigger.TRANSFER_BEGAN): LineState.DRAINING,
-    (LineState.DRAINING, Trigger.HALTED): LineState.HALTED,
-    (LineState.DRAINING, Trigger.COMPLETED): LineState.COMPLETE,
-}
-"""The only way from one state to another. A pair that is not listed is a bug of this package."""
-
-
-def next_state(state: LineState, trigger: Trigger) -> LineState:
-    """The state that `trigger` leads to from `state`."""
-    assert (state, trigger) in TRANSITIONS, f"{trigger.name} can't happen in {state.name}"
-    return TRANSITIONS[state, trigger]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

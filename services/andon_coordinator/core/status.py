@@ -12,8 +12,8 @@ from andon.protocol.run_settings import MeanKind
 from andon.protocol.slowness import Slowness
 from andon_coordinator.core import lost_state, suspects
 from andon_coordinator.core.checkpoints import RunCheckpoints
-from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.events import Activity, Device, ProcessUse, StepTimings
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.core.machine_time import RunCost
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.session_status import SessionSnapshot

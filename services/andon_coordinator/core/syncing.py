@@ -25,13 +25,12 @@ from andon_coordinator.core.effects import (
     SaveSteered,
     SendScalarAllReduceResult,
     SendTransfer,
-    TransferRole,
 )
 from andon_coordinator.core.events import ScalarAllReduceArrived, StateReported
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.scalar_all_reduces import ScalarAllReduceMean, own_mean
 from andon_coordinator.core.state import CoreState
-from andon_coordinator.core.transfers import StateTransfers
+from andon_coordinator.core.transfers import StateTransfers, TransferRole
 
 __all__ = [
     "answer_alone",

@@ -5,16 +5,24 @@ This is the bookkeeping; `syncing` has the rules.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from andon.protocol.records import Key
 
-__all__ = ["Setback", "StateTransfer", "StateTransfers"]
+__all__ = ["Setback", "StateTransfer", "StateTransfers", "TransferRole"]
 
 _U32 = 2**32
 _LONGEST_PAUSE_S = 600.0
 """The longest pause between two tries to bring a slot its state."""
+
+
+class TransferRole(enum.Enum):
+    """Which end of a transfer; values are those of `andon.v1.TransferRole`."""
+
+    SEND = 1
+    RECEIVE = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter
 
 from andon.host.telemetry import TableCounter, TimeHistogram
 from andon_coordinator.core import effects, events
-from andon_coordinator.core.effects import JoinStatus
 from andon_coordinator.core.events import FaultKind
+from andon_coordinator.core.join_answers import JoinStatus
 
 __all__ = ["AttemptCause", "AttemptMetrics"]
 

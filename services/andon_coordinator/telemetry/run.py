@@ -12,7 +12,8 @@ from andon.protocol.encoding import Encoding
 from andon.protocol.halts import HaltAnswer, HaltReason
 from andon.protocol.run_settings import Topology
 from andon.protocol.slowness import SlowPhase
-from andon_coordinator.core.effects import Assignment, LineState
+from andon_coordinator.core.effects import Assignment
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.core.spikes import SpikeAction
 from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.core.verification import VerifiedTotals

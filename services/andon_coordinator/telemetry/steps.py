@@ -6,8 +6,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from andon.host.telemetry import FollowedCounter, OptionalGauge, TimeHistogram
 from andon.protocol.records import accuracy_of
-from andon_coordinator.core.effects import NoteCheckpoint, NoteOverdue, NoteSetback, StepResult
+from andon_coordinator.core.effects import NoteCheckpoint, NoteOverdue, NoteSetback
 from andon_coordinator.core.status import LineSnapshot
+from andon_coordinator.core.step_results import StepResult
 from andon_coordinator.telemetry.run import Totals
 
 __all__ = ["KeepingMetrics", "StepMetrics"]

@@ -17,6 +17,7 @@ from andon.protocol.announcements import (
 )
 from andon.protocol.records import Key
 from andon_coordinator.core import effects
+from andon_coordinator.core.transfers import TransferRole
 from andon_coordinator.transport.outgoing import CommitAndAssign
 from andon_coordinator.transport.streams import ReducerStream, Streams
 
@@ -62,7 +63,7 @@ class Announcer:
                 self._open_round(work.key, streams)
             case effects.AcceptJoin():
                 self._accept(effect, term)
-            case effects.SendTransfer(checkpoint=None, role=effects.TransferRole.RECEIVE):
+            case effects.SendTransfer(checkpoint=None, role=TransferRole.RECEIVE):
                 # The receiver is told first; what is for the sender would say the same again.
                 self._announce(self._opening_of(effect), streams)
             case effects.SaveDeparture(dropped=True) | effects.EndSession():

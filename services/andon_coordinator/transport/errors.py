@@ -11,7 +11,7 @@ import grpc
 
 from andon.protocol.reasons import Reason
 from andon.wire import statuses
-from andon_coordinator.core.effects import JoinRefusal
+from andon_coordinator.core.join_answers import JoinRefusal
 
 __all__ = ["LineError"]
 

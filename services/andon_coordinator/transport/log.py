@@ -10,6 +10,7 @@ from andon.protocol.halts import HaltEvidence
 from andon.protocol.limits import MAX_SCALAR_NAMES, clipped
 from andon_coordinator.core import effects
 from andon_coordinator.core.events import Device
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.core.run_events import RunEventKind
 from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.transport.outgoing import CommitAndAssign
@@ -33,7 +34,7 @@ class WaitLog:
 
     def note(self, status: LineSnapshot, now: float) -> None:
         """Takes the line's status at a monotonic time, in seconds."""
-        awaited = status.waiting_for if status.state is effects.LineState.FORMING else ""
+        awaited = status.waiting_for if status.state is LineState.FORMING else ""
         if awaited != self._awaited:
             self._awaited, self._since, self._said = awaited, now, False
         elif awaited and not self._said and now - self._since >= _WAITING_LASTS_S:
@@ -52,7 +53,7 @@ class DeviceLog:
 
     def note(self, status: LineSnapshot) -> None:
         """Takes the line's status."""
-        if status.state is effects.LineState.FORMING:
+        if status.state is LineState.FORMING:
             return
         for worker in status.workers:
             device = worker.hardware

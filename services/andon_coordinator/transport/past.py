@@ -16,10 +16,10 @@ from andon.protocol.limits import COUNT_LIMIT
 from andon.protocol.records import Key, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.detectors import WINDOW, is_spike
-from andon_coordinator.core.effects import StepResult
 from andon_coordinator.core.events import Undone
 from andon_coordinator.core.machine_time import CostMeter, Counted
 from andon_coordinator.core.settings import History
+from andon_coordinator.core.step_results import StepResult
 from andon_coordinator.transport import logbook, proofs, rows
 from andon_coordinator.transport.damage import JournalError
 from andon_coordinator.transport.schema import (

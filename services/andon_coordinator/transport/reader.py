@@ -26,9 +26,9 @@ from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.slowness import Slowness
-from andon_coordinator.core.effects import Skip, StepContribution, StepResult
 from andon_coordinator.core.machine_time import MachineTime, Price
 from andon_coordinator.core.run_events import RunEvent
+from andon_coordinator.core.step_results import Skip, StepContribution, StepResult
 from andon_coordinator.core.verification import VerifiedTotals
 from andon_coordinator.transport import logbook, proofs, rows
 from andon_coordinator.transport.curves import CurvePoint, reduced_scalar_curve, step_curve

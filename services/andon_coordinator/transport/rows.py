@@ -12,15 +12,10 @@ from typing import Any
 from andon.protocol.arithmetic import Arithmetic, in_order
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon_coordinator.core.departures import has_last_weights
-from andon_coordinator.core.effects import (
-    SaveArithmetic,
-    SaveRecord,
-    Skip,
-    StepContribution,
-    StepResult,
-)
+from andon_coordinator.core.effects import SaveArithmetic, SaveRecord
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.spikes import SpikeAction, SpikeDecision
+from andon_coordinator.core.step_results import Skip, StepContribution, StepResult
 from andon_coordinator.transport.schema import (
     compact_json,
     earlier_of,

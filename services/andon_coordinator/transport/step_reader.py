@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from andon.protocol.records import RecordKind
-from andon_coordinator.core.effects import Skip, StepContribution
+from andon_coordinator.core.step_results import Skip, StepContribution
 from andon_coordinator.transport import rows
 from andon_coordinator.transport.reader import JournalEntry, JournalReader, entry_of
 

@@ -27,10 +27,10 @@ from andon_coordinator.core.effects import (
     SaveSpike,
     SaveSteered,
     SaveVerdict,
-    StepResult,
 )
 from andon_coordinator.core.machine_time import Price
 from andon_coordinator.core.session_events import SaveSession, SaveSessionEnd
+from andon_coordinator.core.step_results import StepResult
 from andon_coordinator.transport import logbook, proofs, rows
 from andon_coordinator.transport.damage import JournalError
 from andon_coordinator.transport.files import FilesChanged, JournalFiles

@@ -31,6 +31,7 @@ from andon.protocol.reasons import Reason
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.chronicle import Chronicle
 from andon_coordinator.core.line import LineCore
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.core.session_events import (
     AttendRequest,
     SessionEvent,
@@ -489,12 +490,12 @@ class LineTask:
         except Exception as error:  # the boundary of the observers
             self._fail(error)
 
-    def _follow(self, state: effects.LineState) -> None:
+    def _follow(self, state: LineState) -> None:
         newcomers = self._line.takes_newcomers
         if newcomers is not self._newcomers:
             self._newcomers = newcomers
             self._report_newcomers(newcomers)
-        if state is effects.LineState.COMPLETE:
+        if state is LineState.COMPLETE:
             self.complete.set()
             self.over.set()
             self._streams.dismiss_reducers()

@@ -15,7 +15,7 @@ from andon.protocol.records import accuracy_of
 from andon.protocol.run_settings import MeanKind
 from andon.protocol.slowness import Slowness
 from andon_coordinator.core.checkpoints import RunCheckpoints
-from andon_coordinator.core.effects import LineState
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.core.run_events import RunEvent
 from andon_coordinator.core.spikes import SPAN
 from andon_coordinator.core.status import LineSnapshot, WorkerSnapshot, holds_up

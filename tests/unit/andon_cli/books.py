@@ -14,12 +14,10 @@ from andon_coordinator.core.effects import (
     SaveRecord,
     SaveRunEvent,
     SaveScalars,
-    Skip,
-    StepContribution,
-    StepResult,
 )
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
+from andon_coordinator.core.step_results import Skip, StepContribution, StepResult
 from andon_coordinator.transport.store import JournalStore
 
 __all__ = ["DIGESTS", "TERM", "Book"]

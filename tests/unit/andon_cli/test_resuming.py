@@ -17,13 +17,9 @@ from andon_cli.app import read_config
 from andon_cli.config import RunConfig
 from andon_cli.launching.processes import worker_environment
 from andon_cli.settings import as_flags
-from andon_coordinator.core.effects import (
-    SaveDeparture,
-    SaveRecord,
-    StepContribution,
-    StepResult,
-)
+from andon_coordinator.core.effects import SaveDeparture, SaveRecord
 from andon_coordinator.core.events import LeaveReason
+from andon_coordinator.core.step_results import StepContribution, StepResult
 from andon_coordinator.transport.store import JournalStore
 from andon_server.book import RunBook
 from andon_server.folder_search import search_folder

@@ -13,6 +13,7 @@ from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKin
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.settings import History
+from andon_coordinator.core.step_results import StepContribution
 from andon_coordinator.transport.journal import (
     Journal,
 )
@@ -39,7 +40,7 @@ RESULT = line_values.result(
             weight=3.0,
             loss_sum=0.3,
         ),
-        effects.StepContribution(
+        StepContribution(
             worker=2, rank=1, positions=(PositionRange(2, 3),), samples=1, weight=1.0, loss_sum=0.1
         ),
     ),

@@ -10,7 +10,7 @@ from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.chronicle import Chronicle
-from andon_coordinator.core.effects import LineState
+from andon_coordinator.core.line_state import LineState
 from scenarios import line_values
 
 TICK = events.TimePassed()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 
 from andon.protocol.records import RecordKind
-from andon_coordinator.core.effects import LineState
+from andon_coordinator.core.line_state import LineState
 from scenarios.grain_simulation import GrainSimulation
 from scenarios.line_simulation import Simulation
 from scenarios.overlapped_simulation import OverlappedSimulation

@@ -14,8 +14,8 @@ from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.line import LineCore
+from andon_coordinator.core.line_state import TRANSITIONS, LineState, Trigger, next_state
 from andon_coordinator.core.settings import History, LineSettings
-from andon_coordinator.core.state import TRANSITIONS, Trigger, next_state
 from andon_coordinator.core.status import holds_up
 from scenarios.line_bench import Bench
 
@@ -57,22 +57,22 @@ def _only(effects: list[do.Effect], kind: type[_Kind]) -> _Kind:
 
 
 def test_every_state_but_the_last_can_halt() -> None:
-    states = set(do.LineState) - {do.LineState.COMPLETE}
+    states = set(LineState) - {LineState.COMPLETE}
 
-    assert all(next_state(state, Trigger.HALTED) is do.LineState.HALTED for state in states)
+    assert all(next_state(state, Trigger.HALTED) is LineState.HALTED for state in states)
 
 
 def test_nothing_leaves_complete() -> None:
-    assert all(state is not do.LineState.COMPLETE for state, _ in TRANSITIONS)
+    assert all(state is not LineState.COMPLETE for state, _ in TRANSITIONS)
 
 
 def test_every_state_is_reached_by_some_trigger() -> None:
-    assert set(TRANSITIONS.values()) == set(do.LineState)
+    assert set(TRANSITIONS.values()) == set(LineState)
 
 
 def test_a_trigger_that_is_not_in_the_table_is_an_assertion() -> None:
     with pytest.raises(AssertionError, match="ANSWERED can't happen in RUNNING"):
-        next_state(do.LineState.RUNNING, Trigger.ANSWERED)
+        next_state(LineState.RUNNING, Trigger.ANSWERED)
 
 
 def _step(bench: Bench, streams: list[int], reporting: int) -> list[bool]:
@@ -204,7 +204,7 @@ def test_a_halt_that_a_later_head_shows_to_be_answered_is_closed() -> None:
 
     bench.join("w1", replace(bench.request(1, 1), head=later, step=3))
 
-    assert bench.line.state is not do.LineState.HALTED
+    assert bench.line.state is not LineState.HALTED
     assert bench.line.status(0.0).head == later
 
 
@@ -239,7 +239,7 @@ def test_the_status_shows_who_is_waited_for() -> None:
 
     status = bench.line.status(bench.now + 0.5)
 
-    assert status.state is do.LineState.RUNNING
+    assert status.state is LineState.RUNNING
     assert (status.live, status.participating) == (2, 2)
     assert status.waiting_for == "worker 1 to finish step 1"
     assert status.workers[1].activity is on.Activity.COMPUTING

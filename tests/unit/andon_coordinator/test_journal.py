@@ -22,6 +22,7 @@ from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKin
 from andon.protocol.scalars import Scalar
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.settings import History
+from andon_coordinator.core.step_results import Skip
 from andon_coordinator.core.verification import Proved, VerifiedTotals
 from andon_coordinator.transport.audit_book import AuditBook
 from andon_coordinator.transport.journal import (
@@ -102,7 +103,7 @@ def test_unanswered_halt_is_in_the_history_and_an_answered_one_is_not(path: Path
 def test_skipped_positions_are_recorded_with_their_answer(path: Path) -> None:
     mark = Record(Key(TERM, 6), STEP.key, RecordKind.MARK, 1, Cursor(1, 4), ())
     earlier = ((0, PositionRange(4, 8)),)
-    skip = effects.Skip(1, PositionRange(0, 4), 7, "bob", earlier=earlier)
+    skip = Skip(1, PositionRange(0, 4), 7, "bob", earlier=earlier)
     with Writing(path) as writing:
         writing.save(
             effects.SaveRecord(INITIAL),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
-from andon_coordinator.core.effects import Skip, StepContribution
+from andon_coordinator.core.step_results import Skip, StepContribution
 from andon_coordinator.transport.reader import JournalEntry, LedgerFault, chain_of, faults_of
 from scenarios import line_values
 

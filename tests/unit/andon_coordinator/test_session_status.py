@@ -6,9 +6,9 @@ from andon.protocol.peer_calls import Call, CallKind, PendingCall
 from andon.protocol.records import Key
 from andon.protocol.sessions import RankReport
 from andon_coordinator.core.chain import Keys
-from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.events import SessionSaved, TimePassed
 from andon_coordinator.core.line import LineCore
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.core.session_events import (
     AttendRequest,
     RankAttended,

@@ -16,10 +16,12 @@ from andon.protocol.run_settings import RunPlan, Topology
 from andon.protocol.scalars import Scalar
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.checkpoints import RunCheckpoints
-from andon_coordinator.core.effects import LineState
+from andon_coordinator.core.join_answers import JoinStatus
 from andon_coordinator.core.line import LineCore
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.core.status import LineSnapshot
+from andon_coordinator.core.transfers import TransferRole
 from andon_coordinator.core.verification import Proved, VerifiedTotals
 from andon_coordinator.telemetry import AttemptCause, LineMetrics, ServedRun, Totals
 from scenarios import line_values
@@ -347,7 +349,7 @@ def test_every_kind_of_fault_and_every_status_of_a_join_is_counted() -> None:
     metered = Metered()
     for kind in events.FaultKind:
         assert metered.value("andon_faults_total", kind=kind.name.lower()) == 0
-    for status in effects.JoinStatus:
+    for status in JoinStatus:
         assert metered.value("andon_joins_total", status=status.name.lower()) == 0
 
     metered.join(10, 0)
@@ -460,7 +462,7 @@ def test_a_halt_does_not_count_as_a_pause_for_newcomers() -> None:
     transfer = effects.SendTransfer(
         stream=10,
         transfer_id=1,
-        role=effects.TransferRole.SEND,
+        role=TransferRole.SEND,
         head=FIRST,
         step=1,
         cursor=Cursor(0, 4),
@@ -563,7 +565,7 @@ def test_a_worker_that_learnt_counts_with_its_time_and_with_what_the_line_waited
 def test_a_state_that_is_sent_while_the_line_trains_is_no_pause() -> None:
     metered = Metered()
     sent = effects.SendTransfer(
-        stream=10, transfer_id=1, role=effects.TransferRole.SEND, head=FIRST, step=1,
+        stream=10, transfer_id=1, role=TransferRole.SEND, head=FIRST, step=1,
         cursor=Cursor(0, 4), peer=1, beside_training=True,
     )  # fmt: skip
 

@@ -16,6 +16,7 @@ from andon.protocol.run_settings import Liveness, Policy
 from andon.protocol.shards import Split
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.core import effects as do
+from andon_coordinator.core.join_answers import JoinStatus
 from andon_coordinator.transport.encoding import Encoder, serialized
 from andon_coordinator.transport.outgoing import (
     CommitAndAssign,
@@ -146,7 +147,7 @@ def test_a_worker_is_told_that_norms_of_blocks_are_compared_only_where_they_are(
         stream=1,
         worker=0,
         plan=PLAN,
-        join_status=do.JoinStatus.FRESH,
+        join_status=JoinStatus.FRESH,
         head=None,
         step=0,
         halt=None,

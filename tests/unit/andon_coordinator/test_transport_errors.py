@@ -8,7 +8,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from andon.protocol.reasons import Reason
 from andon.v1 import coordinator_pb2 as pb
-from andon_coordinator.core.effects import JoinRefusal
+from andon_coordinator.core.join_answers import JoinRefusal
 from andon_coordinator.transport.errors import LineError
 
 REASONS = [

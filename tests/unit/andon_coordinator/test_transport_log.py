@@ -9,7 +9,6 @@ import pytest
 
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.effects import (
-    LineState,
     NoteCaughtUp,
     NoteFewGrains,
     NoteSuspected,
@@ -17,6 +16,7 @@ from andon_coordinator.core.effects import (
     SaveRunEvent,
 )
 from andon_coordinator.core.events import CordPulled, Device
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.transport.log import DeviceLog, WaitLog, log_effect

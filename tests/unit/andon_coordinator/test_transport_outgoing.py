@@ -17,6 +17,7 @@ from andon.wire import conversion
 from andon_coordinator.core import effects
 from andon_coordinator.core.events import Activity, ProcessUse, StepTimings
 from andon_coordinator.core.status import WorkerSnapshot
+from andon_coordinator.core.transfers import TransferRole
 from andon_coordinator.transport.outgoing import (
     CommitAndAssign,
     MessageEffect,
@@ -146,7 +147,7 @@ EFFECTS: list[tuple[MessageEffect, Message]] = [
         effects.SendTransfer(
             stream=5,
             transfer_id=6,
-            role=effects.TransferRole.RECEIVE,
+            role=TransferRole.RECEIVE,
             head=HEAD,
             step=3,
             cursor=Cursor(1, 4),

@@ -13,7 +13,7 @@ from typing import Any
 import promql_parser
 import yaml
 
-from andon_coordinator.core.effects import LineState
+from andon_coordinator.core.line_state import LineState
 from andon_grafana.boards import BOARDS, UNSHOWN
 from andon_grafana.exchange import PATHS
 from andon_grafana.panels import Column, Curve, Lanes, Panel, Query, Table

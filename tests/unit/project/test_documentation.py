@@ -12,8 +12,7 @@ from metrics_tables import process, service, table_of, worker
 from andon_cli.help import help_text
 from andon_cli.verbs import VERBS
 from andon_conformance.config import build_parser as conformance_parser
-from andon_coordinator.core.effects import LineState
-from andon_coordinator.core.state import TRANSITIONS
+from andon_coordinator.core.line_state import TRANSITIONS, LineState
 from unit.project.documents import DOCUMENTS, ROOT, Document
 
 _PACKAGES = {

@@ -16,7 +16,7 @@ from andon.wire.statuses import FINAL_CODES
 from andon_cli.launching.restarts import Restarts
 from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.core import state, transfers
-from andon_coordinator.core.effects import LineState
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.transport.service import server_options
 from andon_coordinator.transport.streams import CAPACITY
 from andon_reducer.config import ReducerConfig

@@ -22,7 +22,10 @@ from andon.protocol.run_settings import Liveness, MeanKind, Policy, RunPlan
 from andon.protocol.slowness import SlowPhase
 from andon.v1 import coordinator_pb2, halt_pb2, layout_pb2, record_pb2, reducer_pb2
 from andon.wire import conversion, layouts
-from andon_coordinator.core import effects, events
+from andon_coordinator.core import events
+from andon_coordinator.core.join_answers import JoinStatus
+from andon_coordinator.core.line_state import LineState
+from andon_coordinator.core.transfers import TransferRole
 from unit.andon import strategies
 from unit.andon.strategies import BOUNDED
 
@@ -74,9 +77,9 @@ ENUMS: list[tuple[type[enum.Enum], Any, str]] = [
     (events.Activity, coordinator_pb2.Activity, "ACTIVITY"),
     (events.LeaveReason, coordinator_pb2.LeaveReason, "LEAVE_REASON"),
     (events.FaultKind, coordinator_pb2.FaultKind, "FAULT_KIND"),
-    (effects.LineState, coordinator_pb2.LineState, "LINE_STATE"),
-    (effects.JoinStatus, coordinator_pb2.JoinStatus, "JOIN_STATUS"),
-    (effects.TransferRole, coordinator_pb2.TransferRole, "TRANSFER_ROLE"),
+    (LineState, coordinator_pb2.LineState, "LINE_STATE"),
+    (JoinStatus, coordinator_pb2.JoinStatus, "JOIN_STATUS"),
+    (TransferRole, coordinator_pb2.TransferRole, "TRANSFER_ROLE"),
     (SlowPhase, coordinator_pb2.SlowPhase, "SLOW_PHASE"),
     (MeanKind, coordinator_pb2.MeanKind, "MEAN_KIND"),
 ]

@@ -12,7 +12,7 @@ from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon_cli.auditing.judging import Difference, Judge
 from andon_cli.auditing.scope import AuditRefused
-from andon_coordinator.core.effects import StepResult
+from andon_coordinator.core.step_results import StepResult
 from andon_coordinator.transport.audit_book import AttestedNode, AttestedStep, ComparedWeights
 from andon_coordinator.transport.reader import JournalEntry
 from scenarios import line_values

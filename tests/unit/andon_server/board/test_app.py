@@ -10,7 +10,7 @@ import pytest
 
 from andon.protocol.halts import HaltAnswer
 from andon.protocol.reasons import Reason
-from andon_coordinator.core.effects import LineState
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.transport.errors import LineError
 from andon_server.board.app import MAX_VIEWERS
 from unit.andon_server.board.boards import RUN, Answer, Board, MakeBoard, commit, line_of, nan_halt

@@ -14,7 +14,7 @@ from andon.protocol.records import Cursor
 from andon.protocol.run_settings import MeanKind
 from andon_coordinator.core import events
 from andon_coordinator.core.checkpoints import RunCheckpoints
-from andon_coordinator.core.effects import LineState
+from andon_coordinator.core.line_state import LineState
 from andon_coordinator.core.spikes import SpikeAction
 from andon_server.board.view import halt_view, state_view
 from andon_server.halt_words import help_page
