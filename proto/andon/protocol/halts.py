@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 from andon.protocol.records import Key, PositionRange
 
-__all__ = ["HaltAnswer", "HaltEvidence", "HaltReason", "describe_value", "indexed", "shown"]
+__all__ = [
+    "HaltAnswer",
+    "HaltEvidence",
+    "HaltReason",
+    "describe_place",
+    "describe_value",
+    "indexed",
+    "shown",
+]
 
 _FLOAT32_DIGITS = 9
 """So many tell any two float32 numbers apart."""
@@ -83,10 +91,7 @@ class HaltEvidence:
     @property
     def place(self) -> str:
         """The place as people write it: `blocks.3.attn.weight[17, 204] (block 3)`; may be empty."""
-        if not self.parameter:
-            return "" if self.block is None else f"block {self.block}"
-        place = indexed(self.parameter, self.element)
-        return place + ("" if self.block is None else f" (block {self.block})")
+        return describe_place(self.block, self.parameter, self.element)
 
     @property
     def when(self) -> str:
@@ -108,6 +113,13 @@ class HaltEvidence:
     def __str__(self) -> str:
         """The halt as one sentence, without a full stop."""
         return f"halted at {self.when}: {self.message or self.reason.label.replace('_', ' ')}"
+
+
+def describe_place(block: int | None, parameter: str, element: tuple[int, ...]) -> str:
+    """A place in the model as people write it, see `HaltEvidence.place`; empty: not known."""
+    if not parameter:
+        return "" if block is None else f"block {block}"
+    return indexed(parameter, element) + ("" if block is None else f" (block {block})")
 
 
 def indexed(parameter: str, element: tuple[int, ...]) -> str:

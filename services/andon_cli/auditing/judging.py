@@ -173,7 +173,7 @@ class Judge:
                 )
             prefixes = bytes.fromhex(said.get("prefixes", ""))
             return replace(
-                found, parameter=first_apart(recorded.prefixes, prefixes, self._layout)[1]
+                found, parameter=first_apart(recorded.prefixes, prefixes, self._layout).parameter
             )
         self.weights_at = step
         return None

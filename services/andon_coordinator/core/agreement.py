@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from andon.protocol.halts import HaltReason, describe_value
 from andon.protocol.layout import Layout
 from andon.protocol.limits import PREFIX_BYTES, clipped
-from andon_coordinator.core.defects import LineDefect, violation
+from andon_coordinator.core.defects import LineDefect, ModelPlace, violation
 from andon_coordinator.core.round import StepRound
 
 __all__ = ["apart", "divergence", "first_apart", "in_round"]
@@ -94,46 +94,44 @@ def _divergence(
     common, count = votes.most_common(1)[0]
     odd = sorted(worker for worker, digest in digests.items() if digest != common)
     other = min(worker for worker, digest in digests.items() if digest == common)
-    block, parameter = first_apart(prefixes.get(odd[0], b""), prefixes.get(other, b""), layout)
-    where = "" if block is None else f", first in {parameter} (block {block})"
+    place = first_apart(prefixes.get(odd[0], b""), prefixes.get(other, b""), layout)
+    where = "" if place.block is None else f", first in {place}"
     if 2 * count <= len(digests):
         return LineDefect(
             reason=HaltReason.REPLICA_DIVERGENCE,
             message=f"the weights of workers {_listed(sorted(digests))} differ after step {step}"
             f"{where}",
-            block=block,
-            parameter=parameter,
+            place=place,
         )
     return LineDefect(
         reason=HaltReason.REPLICA_DIVERGENCE,
         message=f"the weights of {_workers(odd)} differ from the others' after step {step}{where}",
         worker=odd[0],
-        block=block,
-        parameter=parameter,
+        place=place,
         value=digests[odd[0]].hex(),
     )
 
 
-def first_apart(mine: bytes, theirs: bytes, layout: Layout | None) -> tuple[int | None, str]:
-    """Block and name of the first component whose prefixes in two digests of weights differ.
+def first_apart(mine: bytes, theirs: bytes, layout: Layout | None) -> ModelPlace:
+    """The place of the first component whose prefixes in two digests of weights differ.
 
-    None and an empty name if that can't be said: prefixes are missing, or all are equal.
+    Nothing of it is known if prefixes are missing, or all are equal.
     """
     blocks = layout.blocks if layout is not None else ()
     # Prefixes come in this order: from the layout's last block to its first.
-    names = [
-        (block, component.name)
+    places = [
+        ModelPlace(block, component.name)
         for block in reversed(range(len(blocks)))
         for component in blocks[block].components
     ]
     # Workers may leave prefixes out, and a faulty one may send too many or too few.
-    if not len(mine) == len(theirs) == len(names) * PREFIX_BYTES:
-        return None, ""
-    for index, name in enumerate(names):
+    if not len(mine) == len(theirs) == len(places) * PREFIX_BYTES:
+        return ModelPlace()
+    for index, place in enumerate(places):
         part = slice(index * PREFIX_BYTES, (index + 1) * PREFIX_BYTES)
         if mine[part] != theirs[part]:
-            return name
-    return None, ""
+            return place
+    return ModelPlace()
 
 
 def _weights_differ(round_: StepRound) -> LineDefect | None:

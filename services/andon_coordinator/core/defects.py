@@ -14,12 +14,13 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from andon.protocol.halts import HaltEvidence, HaltReason, describe_value
+from andon.protocol.halts import HaltReason, describe_place, describe_value
 from andon.protocol.layout import Layout
 from andon_coordinator.core.events import Fault, FaultKind, Ready
 
 __all__ = [
     "LineDefect",
+    "ModelPlace",
     "corruption",
     "in_fault",
     "in_ready",
@@ -44,16 +45,27 @@ _OWN = {FaultKind.NON_FINITE_LOSS, FaultKind.CHECKPOINT}
 _NOBODYS = {FaultKind.NON_FINITE_AVERAGE}
 
 
+@dataclass(frozen=True, slots=True)
+class ModelPlace:
+    """Where in the model something is wrong, as far as that is known."""
+
+    block: int | None = None
+    parameter: str = ""
+    element: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        """As a part of a sentence: `blocks.3.attn.weight[17, 204] (block 3)`; may be empty."""
+        return describe_place(self.block, self.parameter, self.element)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineDefect:
-    """One thing that is wrong; the fields are those of `HaltEvidence`."""
+    """One thing that is wrong; its `HaltEvidence` says the same."""
 
     reason: HaltReason
     message: str
     worker: int | None = None
-    block: int | None = None
-    parameter: str = ""
-    element: tuple[int, ...] = ()
+    place: ModelPlace = ModelPlace()
     value: str = ""
     reported_by: int | None = None
 
@@ -130,24 +142,12 @@ def _defect(
     reason: HaltReason, fault: Fault, worker: int | None, layout: Layout | None
 ) -> LineDefect:
     """What a fault says, with the worker at fault."""
-    parameter, element = place_of(layout, fault.block, fault.element)
-    evidence = HaltEvidence(
-        id=0,
-        reason=reason,
-        step=0,
-        worker=worker,
-        block=fault.block,
-        parameter=parameter,
-        element=element,
-        value=fault.value,
-    )
+    place = place_of(layout, fault.block, fault.element)
     return LineDefect(
         reason=reason,
-        message=_sentence(evidence, fault.message),
+        message=_sentence(reason, worker, place, fault),
         worker=worker,
-        block=fault.block,
-        parameter=parameter,
-        element=element,
+        place=place,
         value=fault.value,
     )
 
@@ -166,7 +166,6 @@ def corruption(
     `fault` is the last report, of the worker `reporter`; it names the rank at one end of the link.
     """
     worker = _worker_of(fault, roster)
-    parameter, element = place_of(layout, fault.block, fault.element)
     who = "a worker" if worker is None else f"worker {worker}"
     if worker != reporter:
         who += f", as worker {reporter} says"
@@ -176,9 +175,7 @@ def corruption(
         message=f"step {step}: a chunk was corrupted in transit in {attempts} attempts, the last "
         f"one on the link of {who}: {said}. Check its network card, cables and memory",
         worker=worker,
-        block=fault.block,
-        parameter=parameter,
-        element=element,
+        place=place_of(layout, fault.block, fault.element),
         reported_by=reporter,
     )
 
@@ -219,32 +216,33 @@ def _worker_of(fault: Fault, roster: tuple[int, ...]) -> int | None:
     return roster[fault.rank] if fault.rank is not None and fault.rank < len(roster) else None
 
 
-def place_of(layout: Layout | None, block: int | None, element: int) -> tuple[str, tuple[int, ...]]:
-    """The parameter in which an element of a block is, and its index there; empty: not known."""
+def place_of(layout: Layout | None, block: int | None, element: int) -> ModelPlace:
+    """The place of an element of a block, as far as the layout knows it."""
     if block is None or layout is None:
-        return "", ()
+        return ModelPlace(block)
     try:
         place = layout.place(block, element)
     except IndexError:
-        return "", ()  # A peer's mistake. Only the number of the block is known then.
-    return place.parameter, place.element
+        return ModelPlace(block)  # A peer's mistake. Only the number of the block is known then.
+    return ModelPlace(block, place.parameter, place.element)
 
 
-def _sentence(evidence: HaltEvidence, said: str) -> str:
-    if evidence.worker is None and evidence.reason is HaltReason.PROTOCOL_VIOLATION:
+def _sentence(reason: HaltReason, worker: int | None, place: ModelPlace, fault: Fault) -> str:
+    said = fault.message
+    if worker is None and reason is HaltReason.PROTOCOL_VIOLATION:
         # No worker is blamed: the cause may be a failure of the reducer itself.
         return said or "the protocol was violated; no details were reported"
-    who = "a worker" if evidence.worker is None else f"worker {evidence.worker}"
-    what = evidence.value or "a non-finite value"
-    where = f" in {evidence.place}" if evidence.place else ""
-    match evidence.reason:
+    who = "a worker" if worker is None else f"worker {worker}"
+    what = fault.value or "a non-finite value"
+    where = f" in {place}" if str(place) else ""
+    match reason:
         case HaltReason.NON_FINITE_GRADIENT:
             return f"{who} sent {what}{where}"
         case HaltReason.NON_FINITE_LOSS:
             return f"{who}'s loss is {what}"
         case HaltReason.ENCODING_OVERFLOW:
-            whose = "the mean" if evidence.worker is None else who
-            fact = f"{whose} has {evidence.value or 'a value'}{where}"
+            whose = "the mean" if worker is None else who
+            fact = f"{whose} has {fault.value or 'a value'}{where}"
             fact += ", which its encoding can't hold"
             return f"{fact}: {said}" if said else fact
         case HaltReason.NON_FINITE_AVERAGE:

@@ -13,12 +13,12 @@ from andon.protocol.grains import Node
 from andon.protocol.halts import HaltReason, indexed, shown
 from andon.protocol.limits import clipped
 from andon_coordinator.core import verdicts
-from andon_coordinator.core.defects import LineDefect
+from andon_coordinator.core.defects import LineDefect, ModelPlace
 from andon_coordinator.core.given import Given, Seen
 from andon_coordinator.core.mean_verdicts import judge_means
 from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.state import CoreState
-from andon_coordinator.core.verdict_words import Place, names_of, place_at, where
+from andon_coordinator.core.verdict_words import names_of, place_at, where
 from andon_coordinator.core.verdicts import Judgement
 
 __all__ = [
@@ -45,7 +45,7 @@ def in_means(core: CoreState, round_: StepRound) -> LineDefect | None:
     found = judge_means(checks, sums, _sent(round_, sums))
     if found is None:
         return None
-    place = Place() if found.apart is None else place_at(core.layout, found.apart)
+    place = ModelPlace() if found.apart is None else place_at(core.layout, found.apart)
     step, who = round_.terms.step, names_of(found.witnesses)
     if found.apart is None:
         message = f"{who} can't verify the averages of step {step}: {found.why}"
@@ -64,9 +64,7 @@ def in_means(core: CoreState, round_: StepRound) -> LineDefect | None:
     return LineDefect(
         reason=HaltReason.WRONG_ARITHMETIC,
         message=clipped(message),
-        block=place.block,
-        parameter=place.parameter,
-        element=place.element,
+        place=place,
         value="" if found.apart is None else shown(found.apart.came),
     )
 
@@ -131,7 +129,7 @@ def in_averages(core: CoreState, round_: StepRound, holders: Holders) -> LineDef
     if not holders:
         return None
     seen = _seen(round_, holders)
-    place, first = Place(), ""
+    place, first = ModelPlace(), ""
     if seen is not None:
         place = place_at(core.layout, seen.element)
         one, other = map(shown, seen.values)
@@ -142,9 +140,7 @@ def in_averages(core: CoreState, round_: StepRound, holders: Holders) -> LineDef
         message=f"the averages of step {round_.terms.step} that {others} got are not those of "
         f"{names_of(holders[0])}{first}: a reducer, a network card or a memory is at fault, and "
         "nobody can say which",
-        block=place.block,
-        parameter=place.parameter,
-        element=place.element,
+        place=place,
         value="" if seen is None else shown(seen.values[0]),
     )
 

@@ -4,43 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from andon.protocol.arithmetic import Arithmetic
 from andon.protocol.attestations import ElementApart
-from andon.protocol.halts import indexed, shown
+from andon.protocol.halts import shown
 from andon.protocol.layout import Layout
 from andon.protocol.limits import clipped
-from andon_coordinator.core.defects import place_of
+from andon_coordinator.core.defects import ModelPlace, place_of
 from andon_coordinator.core.effects import SaveVerdict
 from andon_coordinator.core.given import Given
 from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.verdicts import Judgement
 
-__all__ = ["Place", "names_of", "place_at", "sides_of", "verdict_of", "where"]
+__all__ = ["names_of", "place_at", "sides_of", "verdict_of", "where"]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where in the model results differ, as far as that is known."""
-
-    block: int | None = None
-    parameter: str = ""
-    element: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        """As a part of a sentence: `blocks.3.attn.weight[17, 204] (block 3)`; may be empty."""
-        place = indexed(self.parameter, self.element)
-        return f"{place} (block {self.block})" if place else ""
-
-
-def place_at(layout: Layout | None, element: ElementApart) -> Place:
+def place_at(layout: Layout | None, element: ElementApart) -> ModelPlace:
     """The place of an element; of one that the layout does not have nothing is known."""
-    parameter, index = place_of(layout, element.block, element.element)
-    return Place(element.block, parameter, index) if parameter else Place()
+    place = place_of(layout, element.block, element.element)
+    return place if place.parameter else ModelPlace()
 
 
-def where(layout: Layout | None, found: Judgement) -> tuple[Place, str]:
+def where(layout: Layout | None, found: Judgement) -> tuple[ModelPlace, str]:
     """Where results differ first, and that as a part of a sentence, with both values if known."""
     if found.seen is not None and (place := place_at(layout, found.seen.element)).parameter:
         seen = found.seen
@@ -49,12 +34,12 @@ def where(layout: Layout | None, found: Judgement) -> tuple[Place, str]:
         ones, others = map(names_of, seen.workers)
         return place, f", first in {place}{of}: {one} by {ones}, and {other} by {others}"
     names = [
-        Place(index, each.name)
+        ModelPlace(index, each.name)
         for index, block in enumerate(layout.blocks if layout else ())
         for each in block.components
     ]
     component = found.apart
-    place = Place() if component is None or component >= len(names) else names[component]
+    place = ModelPlace() if component is None or component >= len(names) else names[component]
     return place, f", first in {place}" if place.parameter else ""
 
 

@@ -245,9 +245,7 @@ def _judge(core: CoreState, round_: StepRound, inquest: Inquest) -> None:
             LineDefect(
                 reason=HaltReason.WRONG_ARITHMETIC,
                 message=clipped(message),
-                block=place.block,
-                parameter=place.parameter,
-                element=place.element,
+                place=place,
             )
         )
         return
@@ -279,9 +277,7 @@ def _convict(
             reason=HaltReason.WRONG_ARITHMETIC,
             message=clipped(message),
             worker=first.worker if here else None,
-            block=place.block,
-            parameter=place.parameter,
-            element=place.element,
+            place=place,
             value=found.digest.hex() if found.seen is None else shown(found.seen.values[0]),
         )
     )
