@@ -347,7 +347,9 @@ def _finished(core: CoreState) -> bool:
         return False
     if core.shut_down:
         return True
-    if not (over or core.last_roster) and (members.live_count or not core.workers_ready_once):
+    if not (over or core.last_roster or _ended_without_a_step(core)) and (
+        members.live_count or not core.workers_ready_once
+    ):
         return False  # There was no step yet, and others may still come.
     # A live worker that is behind took the slot of one that is gone.
     taken = [member.worker for member in members.live()]
@@ -364,6 +366,23 @@ def _finished(core: CoreState) -> bool:
     given_up = dict.fromkeys(missing, False) | departed
     return any(
         departures.is_complete(core.last_roster, each, over=over) for each in (departed, given_up)
+    )
+
+
+def _ended_without_a_step(core: CoreState) -> bool:
+    """Whether who had the initial weights left in order, and who is here waits for them in vain.
+
+    A worker that is done before its first step, since its script only evaluates, never asks for
+    work, so it gives nobody its state.
+    """
+    members, head = core.members, core.chain.head
+    if head is None or members.in_sync_count(head) or core.bootstrap_again:
+        return False
+    if any(member.head is not None for member in members.live()):
+        return False
+    return any(
+        member.left is not None and member.left.in_order and member.final_head == head
+        for member in members
     )
 
 
