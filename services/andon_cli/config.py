@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +33,11 @@ from andon_server.resuming import Resumption, find_resumption
 from andon_server.runs import JOURNAL, free_run_id
 from andon_server.settings import ServeConfig, ServiceSettings, shared_fields
 
-__all__ = ["RunConfig", "RunSettings", "run_config", "serve_config"]
+__all__ = ["LASTING", "RunConfig", "RunSettings", "run_config", "serve_config"]
+
+
+LASTING = ("line", "spares", "checkpoint_every", "keep_checkpoints", "on_halt", "restarts")
+"""The settings of a run that it needs again to go on as it was. A checkpoint has its seed."""
 
 
 @Parameter(name="*", group=Group("The service", sort_key=1))
@@ -253,7 +258,8 @@ def _service(settings: RunSettings, resumed: Resumption | None) -> ServeConfig:
     # A new term in an old journal would go on with that run, which nobody asked for.
     if not resumed and (service.folder / JOURNAL).exists():
         raise UsageError(
-            f"{service.folder} holds a run already: go on with it by --resume {service.folder}, "
-            "choose another --run-id or --run-dir, or remove it"
+            f"{service.folder} holds a run already: go on with it by --resume "
+            f"{shlex.quote(str(service.folder))}, choose another --run-id or --run-dir, or remove "
+            "it"
         )
     return service

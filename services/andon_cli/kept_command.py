@@ -1,4 +1,5 @@
-"""The kept command: how `andon run` started a run's script, so that an audit can start it again.
+"""The kept command: how `andon run` started a run's script, for an audit that starts it again, and
+for the report, which says how to go on.
 
 It lies in the run's folder. Secrets are never kept: a command with an argument that looks like one
 is left out, and an audit then has to be given it. Of the environment only what decides bits and the
@@ -38,6 +39,8 @@ class KeptCommand:
     variables: Mapping[str, str] = field(default_factory=dict)
     answer_encoding: str = ""
     """How the line's averages travelled; empty: not known."""
+    flags: tuple[str, ...] = ()
+    """The settings of `andon run` with which the run goes on as it was."""
     left_out: str = ""
     """Why there is no command."""
 
@@ -49,14 +52,16 @@ class KeptCommand:
         *,
         folder: Path,
         answer_encoding: str,
+        flags: Sequence[str] = (),
     ) -> KeptCommand:
-        """What may be kept of a worker's command and environment."""
+        """What may be kept of a worker's command and environment, and of the run's `flags`."""
         kept = {name: environment[name] for name in _VARIABLES if name in environment}
         secret = secret_in(command)
         if secret:
             return cls(
                 variables=kept,
                 answer_encoding=answer_encoding,
+                flags=tuple(flags),
                 left_out=f"its argument {secret} may be a secret",
             )
         return cls(
@@ -64,6 +69,7 @@ class KeptCommand:
             folder=str(folder.absolute()),
             variables=kept,
             answer_encoding=answer_encoding,
+            flags=tuple(flags),
         )
 
     def write(self, run_dir: Path) -> None:
@@ -79,12 +85,13 @@ class KeptCommand:
         """That of a run's folder; None if there is none that can be read."""
         try:
             fields = json.loads((run_dir / _FILE).read_text("utf-8"))
-            command = tuple(fields.pop("command"))
+            command, flags = tuple(fields.pop("command")), tuple(fields.pop("flags", ()))
             variables = dict(fields.pop("variables"))
-            kept = cls(command=command, variables=variables, **fields)
+            kept = cls(command=command, variables=variables, flags=flags, **fields)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
-        texts = (*kept.command, *kept.variables.values(), kept.folder, kept.answer_encoding)
+        texts = (*kept.command, *kept.flags, *kept.variables.values(), kept.folder)
+        texts = (*texts, kept.answer_encoding)
         return kept if all(isinstance(each, str) for each in texts) else None
 
 

@@ -11,7 +11,7 @@ A flag overrides its variable, which overrides the file, which overrides the def
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -236,9 +236,14 @@ def split_words(
     return flags, words
 
 
-def as_flags(settings: object) -> list[str]:
-    """Flags that yield the same settings again, except those that may only be variables."""
-    return [flag_with(name, value) for name, value in _chosen(settings)]
+def as_flags(settings: object, only: Collection[str] | None = None) -> list[str]:
+    """Flags that yield the same settings again, except those that may only be variables.
+
+    Args:
+        settings: an instance of a schema.
+        only: the names of its fields that count. None: all.
+    """
+    return [flag_with(name, value) for name, value in _chosen(settings, only)]
 
 
 def as_table(settings: object) -> dict[str, str]:
@@ -249,11 +254,13 @@ def as_table(settings: object) -> dict[str, str]:
     }
 
 
-def _chosen(settings: object) -> list[tuple[str, Any]]:
+def _chosen(settings: object, only: Collection[str] | None = None) -> list[tuple[str, Any]]:
     """Flag and value of each setting that is not at its default."""
     schema: Any = type(settings)
     chosen = []
     for argument in settings_of(_arguments(schema)):
+        if only is not None and argument.keys[0] not in only:
+            continue
         value: Any = settings
         for name in argument.keys:
             value = getattr(value, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -145,8 +146,10 @@ def _write_page(folder: Path, report: RunReport, screen: Screen) -> None:
 
 def _named(service: ServeConfig) -> str:
     """How `--resume` finds the run: by its id if it is under runs/, else by its folder."""
-    usual = RUNS / service.run_id
-    return service.run_id if service.folder.absolute() == usual.absolute() else str(service.folder)
+    usual = (RUNS / service.run_id).absolute()
+    return (
+        service.run_id if service.folder.absolute() == usual else shlex.quote(f"{service.folder}")
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from pathlib import Path
 from andon.host.errors import CommandError, ExitCode
 from andon.host.manifest import step_of
 from andon_cli.client import LineClient
-from andon_cli.config import RunConfig
+from andon_cli.config import LASTING, RunConfig
 from andon_cli.drawing.screen import Screen
 from andon_cli.kept_command import KeptCommand
 from andon_cli.launching.crash_book import CrashBook, WorkerEnd
@@ -47,6 +47,7 @@ from andon_cli.launching.processes import (
 from andon_cli.launching.restarts import Restarts, Returns
 from andon_cli.launching.template import TemplateGone
 from andon_cli.launching.warm import WarmStarts
+from andon_cli.settings import as_flags
 from andon_server.book import dropped_workers, noticed_workers
 from andon_server.process import Interrupts
 from andon_server.runs import (
@@ -232,7 +233,7 @@ class Launch:
         return service.folder if service else RUNS / line.run_id
 
     def _keep_command(self, line: ServiceAddress) -> None:
-        """Leaves the script's command in the run's folder, for `andon audit`."""
+        """Leaves the script's command in the run's folder, for `andon audit` and the report."""
         service = self._config.service
         if service is None:
             return
@@ -241,6 +242,7 @@ class Launch:
             self._environment(line, 0),
             folder=Path.cwd(),
             answer_encoding=service.line.answer_encoding,
+            flags=as_flags(self._config.settings, LASTING),
         )
         try:
             kept.write(service.folder)

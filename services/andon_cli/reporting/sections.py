@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from andon.protocol.limits import on_one_line
@@ -171,7 +172,7 @@ def _next(facts: ReportFacts) -> Section:
     """What to do now, as exact commands."""
     past = facts.run.past
     usual = (RUNS / past.run_id).absolute() == past.folder.absolute()
-    named = past.run_id if usual else str(past.folder)
+    named = past.run_id if usual else shlex.quote(str(past.folder))
     commands: list[tuple[str, str]] = []
     says: list[str] = []
     unanswered = [halt for halt in facts.run.halts if halt.is_open]
@@ -200,7 +201,10 @@ def _next(facts: ReportFacts) -> Section:
 def _resuming(facts: ReportFacts, named: str) -> str:
     kept = facts.command.command[1:] if facts.command else ()
     script = shlex.join(kept) if kept else "SCRIPT"
-    return f"andon run --workers {max(1, facts.run.past.workers)} --resume {named} {script}"
+    flags = [f"--workers {max(1, facts.run.past.workers)}"]
+    if facts.command and facts.command.flags:
+        flags.append(shlex.join(facts.command.flags))
+    return f"andon run {' '.join(flags)} --resume {named} {script}"
 
 
 def _curves(runs: Sequence[ReportFacts]) -> tuple[Curve, ...]:
@@ -224,15 +228,19 @@ def _marks(facts: ReportFacts) -> tuple[tuple[int, str], ...]:
 
 def _halts(facts: ReportFacts) -> Section:
     rows = []
-    answered = {each.step: each.at_unix_s for each in facts.events(RunEventKind.ANSWERED)}
-    for halt in facts.run.halts[-_ROWS:]:
-        at = answered.get(halt.evidence.step)
+    # A step that is tried again may halt again, so each halt takes the first answer that is left.
+    answers: dict[int, deque[float]] = {}
+    for event in facts.events(RunEventKind.ANSWERED):
+        answers.setdefault(event.step, deque()).append(event.at_unix_s)
+    for halt in facts.run.halts:
+        left = answers.get(halt.evidence.step)
+        at = left.popleft() if left and halt.answer is not None else None
         stood = duration(max(0.0, at - halt.at_unix_s)) if at is not None else "-"
         place = halt.evidence.place or "-"
         rows.append((date_text(halt.at_unix_s), halt_line(halt), on_one_line(place), stood))
     if not rows:
         return Section(title="Halts", says=("The line never stopped.",))
-    table = Table(headings=("when", "what", "where", "stood"), rows=tuple(rows))
+    table = Table(headings=("when", "what", "where", "stood"), rows=tuple(rows[-_ROWS:]))
     return Section(title="Halts", says=_earlier(len(facts.run.halts)), tables=(table,))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import json
 import re
+import shlex
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,9 +15,13 @@ import pytest
 from andon.host.errors import UsageError
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon_cli.app import main, read_config
+from andon_cli.config import LASTING
 from andon_cli.kept_command import KeptCommand
+from andon_cli.reporting.facts import ReportFacts
 from andon_cli.reporting.html_page import html_page
 from andon_cli.reporting.page import Curve, Page, Section
+from andon_cli.reporting.sections import page_of
+from andon_cli.settings import as_flags
 from andon_coordinator.core.run_events import RunEventKind
 from andon_server.runs import JOURNAL
 from unit.andon_cli.books import Book
@@ -125,6 +131,66 @@ def test_the_parts_of_the_time_are_those_that_the_journal_shows(
     assert told["cost"] == pytest.approx(2 * 50 / 3600)
     assert told["ledger_faults"] == 0
     assert told["command"] == ["python", "train.py", "--lr", "3e-4"]
+
+
+def test_a_step_that_halts_again_says_how_long_each_halt_stood(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    book = Book(tmp_path / JOURNAL, "7f3a", at=1e9)
+    book.found()
+    for number, (began, took) in enumerate([(10, 5), (20, 60)], 1):
+        book.set_clock(1e9 + began)
+        book.halt(replace(NAN, id=number, step=1))
+        book.note(2 * number, RunEventKind.HALTED, 1, NAN.message, step=1)
+        book.set_clock(1e9 + began + took)
+        book.answer(number, HaltAnswer.RETRY, None, "lea@alpha")
+        book.note(2 * number + 1, RunEventKind.ANSWERED, None, "retry by lea@alpha", step=1)
+    book.set_clock(1e9 + 100)
+    book.halt(replace(NAN, id=3, step=1))
+    book.note(6, RunEventKind.HALTED, 1, NAN.message, step=1)
+    book.close()
+
+    told = _told(capsys, str(tmp_path)).splitlines()
+
+    halts = [line for line in told if "HALTED at step 1" in line]
+    assert [line.split(" | ")[-1] for line in halts] == ["5.0s |", "1m00s |", "- |"]
+
+
+def test_a_run_goes_on_with_the_settings_that_it_had(tmp_path: Path) -> None:
+    book = Book(tmp_path / JOURNAL, "7f3a", at=1e9)
+    _calm(book)
+    book.close()
+    asked = ["--workers=2", "--steps=9", "--checkpoint-every=2", "--report=r.json", "train.py"]
+    settings = read_config(["run", *asked], {}).settings
+    flags = as_flags(settings, LASTING)
+    kept = KeptCommand.of(["python", "train.py"], {}, folder=tmp_path, answer_encoding="",
+                          flags=flags)  # fmt: skip
+    kept.write(tmp_path)
+    facts = replace(ReportFacts.read(tmp_path), checkpoint_step=4)
+
+    sections = {each.title: each for each in page_of(facts).sections}
+
+    command, _ = sections["What to do now"].commands[0]
+    _, _, *given = shlex.split(command)
+    assert read_config(["run", *given[:-3], given[-1]], {}).settings == replace(
+        settings, report=None
+    )
+    assert given[-3:] == ["--resume", str(tmp_path), "train.py"]
+
+
+def test_commands_name_a_folder_as_a_shell_reads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "it's my run"
+    folder.mkdir()
+    book = Book(folder / JOURNAL, "7f3a", at=1e9)
+    _calm(book)
+    book.close()
+
+    told = _told(capsys, str(folder))
+
+    command = next(line for line in told.splitlines() if "andon show" in line).split("`")[1]
+    assert shlex.split(command) == ["andon", "show", str(folder), "STEP"]
 
 
 def test_two_runs_stand_beside_each_other(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
