@@ -41,6 +41,7 @@ __all__ = [
     "service_call",
     "start_service",
     "start_worker",
+    "stream_of",
     "worker_environment",
 ]
 
@@ -51,6 +52,11 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK
              "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")  # fmt: skip
 _OF_A_LINE = ("ANDON_TOKEN", "ANDON_TOKEN_FILE", "ANDON_TLS_DIR", "ANDON_TRACE", "ANDON_LOG_TO",
               "ANDON_STEPS")  # fmt: skip
+
+
+_READ_ON_S = 1.0
+"""How long a process's output is read after its end, until whoever still holds it open is killed;
+and then once more."""
 
 
 class ChildProcess(Protocol):
@@ -81,11 +87,23 @@ class Child:
         output: asyncio.StreamReader,
         show: Callable[[str], None],
         log: OutputLog | None = None,
+        *,
+        pipe: asyncio.BaseTransport | None = None,
     ) -> None:
-        """Starts to read `output`, a stream of the process."""
+        """Starts to read `output`, a stream of the process.
+
+        Args:
+            name: for people.
+            process: it.
+            output: what it writes.
+            show: takes each line of it.
+            log: takes all of it as it is.
+            pipe: where `output` comes from, if others than the process may hold it open.
+        """
         self.name = name
         self.process = process
         self.log = log
+        self._pipe = pipe
         self._output = asyncio.create_task(pass_on(output, show, log), name=f"output of {name}")
 
     async def wait(self) -> int:
@@ -93,9 +111,14 @@ class Child:
         code = await self.process.wait()
         # A grandchild may hold the pipe open after the process is gone. Kill the group, or reading
         # would never end.
-        done, _ = await asyncio.wait({self._output}, timeout=1.0)
+        done, _ = await asyncio.wait({self._output}, timeout=_READ_ON_S)
         if not done:
             self._signal_group(signal.SIGKILL)
+            done, _ = await asyncio.wait({self._output}, timeout=_READ_ON_S)
+        # One in a session of its own, such as a board that the script started, is in no group of
+        # ours. It is meant to live on, but nobody waits for it.
+        if not done and self._pipe is not None:
+            self._pipe.close()
         # Several tasks may wait here, and one that is cancelled must not cancel the reading.
         await asyncio.shield(self._output)
         return code
@@ -135,16 +158,32 @@ async def start_worker(
     show: Callable[[str], None],
 ) -> Child:
     """Starts a worker. Both stdout and stderr go to `show`, and are appended to `log`."""
-    process = await asyncio.create_subprocess_exec(
-        *tether_command(list(command), signal.SIGKILL),
-        stdin=DEVNULL,
-        stdout=PIPE,
-        stderr=STDOUT,
-        env=dict(environment),
-        process_group=0,
+    reading, writing = os.pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *tether_command(list(command), signal.SIGKILL),
+            stdin=DEVNULL,
+            stdout=writing,
+            stderr=STDOUT,
+            env=dict(environment),
+            process_group=0,
+        )
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    output, pipe = await stream_of(reading)
+    return Child(name, process, output, show, log, pipe=pipe)
+
+
+async def stream_of(reading: int) -> tuple[asyncio.StreamReader, asyncio.BaseTransport]:
+    """A stream of what comes out of a pipe, which it closes at the end, and its transport."""
+    output = asyncio.StreamReader()
+    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(output), os.fdopen(reading, "rb")
     )
-    assert process.stdout is not None
-    return Child(name, process, process.stdout, show, log)
+    return output, pipe
 
 
 ServiceStart = Callable[

@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from andon_cli.launching.output import OutputLog
-from andon_cli.launching.processes import Child, start_worker
+from andon_cli.launching.processes import Child, start_worker, stream_of
 from andon_cli.launching.template import Template, TemplateGone
 
-__all__ = ["Forked", "WarmStarts", "output_of"]
+__all__ = ["Forked", "WarmStarts"]
 
 _OWN = ("RANK", "LOCAL_RANK")
 """What no library reads while it is imported, beside ANDON_*."""
@@ -76,7 +76,8 @@ class WarmStarts:
         if process is None:
             os.close(reading)
             return await start_worker(name, command, environment=environment, log=log, show=show)
-        return Child(name, process, await output_of(reading), show, log)
+        output, pipe = await stream_of(reading)
+        return Child(name, process, output, show, log, pipe=pipe)
 
     def _has_read(self, environment: Mapping[str, str]) -> bool:
         return self._environment in (None, _read_by_libraries(environment))
@@ -93,15 +94,6 @@ def _read_by_libraries(environment: Mapping[str, str]) -> dict[str, str]:
         for name, text in environment.items()
         if name not in _OWN and not name.startswith("ANDON_")
     }
-
-
-async def output_of(reading: int) -> asyncio.StreamReader:
-    """What comes out of a pipe."""
-    output = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(output), os.fdopen(reading, "rb")
-    )
-    return output
 
 
 class Forked:
