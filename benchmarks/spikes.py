@@ -5,7 +5,10 @@ Three workers train a small GPT on the demo's text and a CNN on digits under noi
 gradients are large on all workers; wrong learning data of one worker; a scale error in one block of
 one worker's gradients. Each batch is planted or not by its positions, so what the line does about
 it can be told from the journal: the averaged gradient is limited in just the bad batches, and the
-samples of just the others are left out. The same run without anything planted says what it costs.
+samples of just the others are left out. The same run without anything planted says what it costs;
+and so that it says more than chance, the learning rate falls to nothing towards the end, as it does
+where somebody wants a good model, and there are several seeds. A third run has nothing planted and
+never gets the samples that the line should leave out: its loss is that of faultless decisions.
 Other runs without anything planted must have no intervention at all.
 
 Further runs have one fault of one worker that lasts from some batch on, with `--on-spike drop`:
@@ -35,6 +38,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
@@ -85,6 +89,10 @@ class SpikeSpec:
     batch: int
     batches: int
     learning_rate: float
+    decays_over: int = 0
+    """The steps in which the learning rate falls to 0, along a cosine; 0: it stays as it is."""
+    left_out: tuple[int, ...] = ()
+    """Batches that the data does not have."""
     planted: tuple[tuple[int, str, int], ...] = ()
     """Batches, what is planted there, and in which rank; -1: in all."""
     address: str = ""
@@ -96,7 +104,8 @@ class SpikeSpec:
     def from_json(cls, text: str) -> Self:
         """Reads what the benchmark wrote."""
         fields = json.loads(text)
-        return cls(**{**fields, "planted": tuple(map(tuple, fields["planted"]))})
+        left_out, planted = tuple(fields["left_out"]), tuple(map(tuple, fields["planted"]))
+        return cls(**{**fields, "left_out": left_out, "planted": planted})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,21 +142,65 @@ def main() -> None:
             learning_rate=_TASKS[task],
         )
         lasting = replace(spec, batches=options.lasting_batches)
-        parts = (
-            partial(_planted, spec, options.planted),
-            partial(_clean, replace(spec, batches=options.clean_batches), options.clean),
-            partial(_lasting, lasting, options.lasting),
-            partial(_ruined, lasting, options.ruined),
-        )
-        for part in parts:
-            rows.append(part())
+        clean = replace(spec, batches=options.clean_batches)
+        parts = {
+            "planted": partial(_planted, spec, options.planted, options.seeds),
+            "clean": partial(_clean, clean, options.clean),
+            "lasting": partial(_lasting, lasting, options.lasting),
+            "ruined": partial(_ruined, lasting, options.ruined),
+        }
+        for part in options.parts:
+            rows.append(parts[part]())
             print(json.dumps(rows[-1]), flush=True)
             if options.json:  # After each: all of them take most of an hour.
                 write_rows(options.json, {**machine, **facts}, rows)
 
 
-def _planted(spec: SpikeSpec, count: int) -> dict[str, Any]:
-    """One run with spikes, beside the same run without."""
+def _planted(spec: SpikeSpec, count: int, seeds: int) -> dict[str, Any]:
+    """Runs with spikes, each beside the same without any, and beside the best possible one."""
+    runs = [_beside_each_other(replace(spec, seed=seed), count) for seed in range(1, seeds + 1)]
+    total = {name: sum(run[name] for run in runs) for name in _COUNTED}
+    return {
+        "task": spec.task,
+        "what": "planted",
+        "batches": spec.batches,
+        "seeds": seeds,
+        **total,
+        "relative": fmean(run["loss"] / run["loss_without"] - 1 for run in runs),
+        "relative_best": fmean(run["loss_best"] / run["loss_without"] - 1 for run in runs),
+        "runs": runs,
+    }
+
+
+_COUNTED = ("planted", "right", "beside", "halts", "ledger_faults", "interventions_without")
+"""What is added up over the seeds."""
+
+
+def _beside_each_other(spec: SpikeSpec, count: int) -> dict[str, Any]:
+    planted = _plan(spec, count)
+    bad = tuple(batch for batch, kind, _ in planted if kind == SpikeKind.BATCH.value)
+    others = tuple(batch for batch, kind, _ in planted if kind != SpikeKind.BATCH.value)
+    calm = _run(replace(spec, decays_over=spec.batches))
+    shorter = replace(spec, decays_over=spec.batches - len(others))
+    stormy, best = _run(replace(shorter, planted=planted)), _run(replace(shorter, left_out=others))
+    run = {
+        "seed": spec.seed,
+        "planted": count,
+        "right": len({*bad} & {*stormy.limited}) + len({*others} & {*stormy.skipped}),
+        "beside": len({*stormy.limited} - {*bad}) + len({*stormy.skipped} - {*others}),
+        "halts": stormy.halts,
+        "loss": stormy.loss,
+        "loss_without": calm.loss,
+        "loss_best": best.loss,
+        "ledger_faults": stormy.ledger_faults,
+        "interventions_without": calm.decisions + calm.halts + best.decisions + best.halts,
+    }
+    print(json.dumps(run), flush=True)
+    return run
+
+
+def _plan(spec: SpikeSpec, count: int) -> tuple[tuple[int, str, int], ...]:
+    """Where what is planted."""
     dice = random.Random(spec.seed)
     room = (spec.batches - _CALM) // count
     if room < 3:
@@ -155,7 +208,7 @@ def _planted(spec: SpikeSpec, count: int) -> dict[str, Any]:
     kinds = [SpikeKind.BATCH] * (count - 2 * (count // 4))
     kinds += [SpikeKind.DATA, SpikeKind.BLOCK] * (count // 4)
     dice.shuffle(kinds)
-    planted = tuple(
+    return tuple(
         (
             _CALM + room * at + dice.randrange(room - 1),
             kind.value,
@@ -163,23 +216,6 @@ def _planted(spec: SpikeSpec, count: int) -> dict[str, Any]:
         )
         for at, kind in enumerate(kinds)
     )
-    calm, stormy = _run(spec), _run(replace(spec, planted=planted))
-    bad = tuple(batch for batch, kind, _ in planted if kind == SpikeKind.BATCH.value)
-    others = tuple(batch for batch, kind, _ in planted if kind != SpikeKind.BATCH.value)
-    return {
-        "task": spec.task,
-        "what": "planted",
-        "batches": spec.batches,
-        "planted": count,
-        "right": len({*bad} & {*stormy.limited}) + len({*others} & {*stormy.skipped}),
-        "beside": len({*stormy.limited} - {*bad}) + len({*stormy.skipped} - {*others}),
-        "halts": stormy.halts,
-        "loss": stormy.loss,
-        "loss_without": calm.loss,
-        "relative": stormy.loss / calm.loss - 1,
-        "ledger_faults": stormy.ledger_faults,
-        "interventions_without": calm.decisions + calm.halts,
-    }
 
 
 def _clean(spec: SpikeSpec, runs: int) -> dict[str, Any]:
@@ -320,9 +356,15 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tasks", type=lambda text: text.split(","), default=list(_TASKS))
+    parser.add_argument(
+        "--parts",
+        type=lambda text: text.split(","),
+        default=["planted", "clean", "lasting", "ruined"],
+    )
     parser.add_argument("--batch", type=int, default=48, help="samples of a batch")
     parser.add_argument("--batches", type=int, default=1800, help="of the run with spikes")
     parser.add_argument("--planted", type=int, default=50, help="spikes of each task")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each task with spikes")
     parser.add_argument("--clean", type=int, default=10, help="runs of each task without spikes")
     parser.add_argument("--clean-batches", type=int, default=200)
     parser.add_argument("--lasting", type=int, default=6, help="runs of each with a lasting fault")

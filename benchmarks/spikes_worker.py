@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import torch
 from convergence_tasks import Drawn, task_of, unseen_loss
 from spikes import LASTING, LOUD, SpikeKind, SpikeSpec
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 from torch.utils.hooks import RemovableHandle
 
 from andon_trainer import AndonError, Line
@@ -33,8 +34,9 @@ def work(spec: SpikeSpec) -> dict[str, Any]:
         checkpoint_every=spec.checkpoint_every or None,
     )
     drawn = Drawn(task, spec.batch * spec.batches, spec.seed)
+    kept = [at for at in range(len(drawn)) if at // spec.batch not in spec.left_out]
     model, optimizer, loader = line.prepare(
-        model, optimizer, DataLoader(drawn, batch_size=spec.batch)
+        model, optimizer, DataLoader(Subset(drawn, kept), batch_size=spec.batch)
     )
     told: dict[str, Any] = {}
     fault = Fault(model, {})
@@ -48,6 +50,9 @@ def work(spec: SpikeSpec) -> dict[str, Any]:
                     mine = {at: it for at, it in planted.items() if it[1] in (-1, line.rank)}
                     fault = Fault(model, mine)
                 fault.turn(int(positions[0]) // spec.batch)
+                if spec.decays_over:
+                    left = 0.5 + 0.5 * math.cos(math.pi * line.step / spec.decays_over)
+                    optimizer.param_groups[0]["lr"] = spec.learning_rate * left
                 model.zero_grad()
                 with fault.gradients():
                     loss = task.loss_of(model, x, fault.labels(y))
