@@ -79,6 +79,10 @@ TASKS = {
 """What is trained, by the name of `--tasks`."""
 
 
+WEIGHT_DECAY = 0.01
+"""AdamW's own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainSpec:
     """What plain_diloco.py trains by."""
@@ -106,6 +110,7 @@ class Schedule:
     optimizer: str = "adamw"
     shared_momentum: bool = False
     """Whether a window begins with the momentum of the last one's mean change."""
+    weight_decay: float = WEIGHT_DECAY
     rates: tuple[tuple[str, float], ...] = ()
     """Its own best learning rates by task, of 1, 2 and 4 times one process's."""
     plain: PlainSpec | None = None
@@ -114,6 +119,8 @@ class Schedule:
     """Those that have enough blocks for it; empty: all."""
 
 
+_TWICE = 1.85
+"""How often weight decay counts with a shared momentum and 16 local steps: see that example."""
 _LOCAL = ("--schedule", "local", "--local-steps")
 _INT4 = ("--encoding", "int4")
 _FASTER = (("letters-long", 3.2e-2),)
@@ -159,6 +166,15 @@ SCHEDULES = {
     "plain-16-shared": Schedule(
         plain=PlainSpec(local_steps=16), shared_momentum=True, rates=_FASTER
     ),
+    "plain-16-shared-once": Schedule(
+        plain=PlainSpec(local_steps=16),
+        shared_momentum=True,
+        weight_decay=WEIGHT_DECAY / _TWICE,
+        rates=_FASTER,
+    ),
+    "plain-16-decay": Schedule(
+        plain=PlainSpec(local_steps=16), weight_decay=WEIGHT_DECAY * _TWICE, rates=_FASTER
+    ),
     "plain-grow": Schedule(plain=PlainSpec(local_steps=8, longest=64), rates=_FASTER),
     "plain-grow-shared": Schedule(
         plain=PlainSpec(local_steps=8, longest=64), shared_momentum=True, rates=_FASTER
@@ -197,6 +213,7 @@ class WorkerSpec:
     optimizer: str = "adamw"
     shared_momentum: bool = False
     """As in `Schedule`."""
+    weight_decay: float = WEIGHT_DECAY
     plain: dict[str, Any] | None = None
     """The fields of a `PlainSpec`, if this process trains for all workers, without Andon."""
     feedback: bool = True
@@ -326,6 +343,7 @@ def _task_rows(
                 learning_rate=rate,
                 optimizer=how.optimizer,
                 shared_momentum=how.shared_momentum,
+                weight_decay=how.weight_decay,
             )
             for spec in specs
         ]

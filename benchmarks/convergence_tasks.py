@@ -90,7 +90,7 @@ def optimizers_of(model: nn.Module, spec: WorkerSpec) -> list[Optimizer]:
     if spec.optimizer == "muon":
         assert isinstance(model, shakespeare.GPT)
         return muon.optimizers_of(model, model.blocks, spec.learning_rate)
-    return [AdamW(model.parameters(), lr=spec.learning_rate)]
+    return [AdamW(model.parameters(), lr=spec.learning_rate, weight_decay=spec.weight_decay)]
 
 
 def set_rate(optimizers: Sequence[Optimizer], samples: int, spec: WorkerSpec) -> None:

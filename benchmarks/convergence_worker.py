@@ -10,8 +10,8 @@ import plain_diloco
 import torch
 from convergence import EVALUATIONS, PlainSpec, WorkerSpec
 from convergence_tasks import Drawn, optimizers_of, schedulers_of, task_of, unseen_loss
+from examples.shared_momentum import SharedMomentum
 from extra_work import ExtraWork
-from shared_momentum import SharedMomentum
 from torch import nn
 from torch.utils.data import DataLoader
 

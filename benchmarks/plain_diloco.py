@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from convergence import EVALUATIONS, PlainSpec, WorkerSpec
 from convergence_tasks import Drawn, optimizers_of, part_of_rate, set_rate, task_of, unseen_loss
-from shared_momentum import SharedMomentum
+from examples.shared_momentum import SharedMomentum
 from torch import nn
 from torch.utils.data import default_collate
 

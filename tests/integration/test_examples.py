@@ -65,6 +65,7 @@ def result_of(process: Child) -> list[tuple[str, str]]:
         Example("lstm.py", ("--steps", "20")),
         Example("gan.py", ("--steps", "20")),
         Example("muon.py", ("--steps", "20"), tolerance=1e-3),  # Muon computes in bfloat16.
+        Example("shared_momentum.py", ("--epochs", "2")),
         Example("trainer.py", ("--epochs", "2")),
         Example("from_ddp/with_line.py", ()),
         pytest.param(Example("lora.py", ("--steps", "8"), "models"), marks=needs_models),

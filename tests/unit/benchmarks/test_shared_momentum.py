@@ -1,4 +1,4 @@
-"""The momentum that a window of local steps begins with, in the benchmark of convergence."""
+"""The momentum that a window of local steps begins with, as an example shares it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[3]))
 
-from shared_momentum import SharedMomentum
+from examples.shared_momentum import SharedMomentum
 
-sys.path.pop()  # benchmarks/gpu.py would hide tests/gpu
+sys.path.pop()
 
 
 @pytest.mark.parametrize("computed_twice", [False, True])

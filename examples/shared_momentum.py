@@ -1,5 +1,11 @@
 """Shared momentum: each window of local steps begins with the momentum of the last mean change.
 
+With local steps a small GPT ends 0.4 % above one process instead of 1.4 %, in a hundredth of the
+bytes (docs/guide/local-steps.md). Take `SharedMomentum` into your script, as `main` does:
+
+    andon run --workers 3 --schedule local --local-steps 16 --encoding int4 \
+        examples/shared_momentum.py
+
 Theory of operation. At a window's end all workers take the same weights, but each keeps its own
 Adam, whose momentum goes on in the direction that this worker came from. Adam moves a weight by
 rate * m / sqrt(v). So the mean change of a window, divided by the sum of its rates, is about the
@@ -18,13 +24,20 @@ recognised.
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim import Optimizer
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from torch.utils.data import DataLoader, TensorDataset
+
+from andon_trainer import Line
 
 __all__ = ["SharedMomentum"]
+
+MODULUS = 17
 
 
 class SharedMomentum:
@@ -77,3 +90,32 @@ class SharedMomentum:
     def _stepped(self, *_: Any) -> None:
         rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._moved = [moved + rate for moved, rate in zip(self._moved, rates, strict=True)]
+
+
+def main() -> None:
+    """Trains a perceptron to add modulo 17, alone or with the other workers of the line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=40)
+    options = parser.parse_args()
+    line = Line(seed=1)
+    torch.manual_seed(1)
+    pairs = torch.cartesian_prod(torch.arange(MODULUS), torch.arange(MODULUS))
+    embedding, hidden = nn.Embedding(MODULUS, 32), nn.Linear(64, 64)
+    model: Any = nn.Sequential(embedding, nn.Flatten(), hidden, nn.GELU(), nn.Linear(64, MODULUS))
+    optimizer: Any = AdamW(model.parameters(), lr=1e-2)
+    loader: Any = DataLoader(TensorDataset(pairs, pairs.sum(1) % MODULUS), 32, shuffle=True)
+    model, optimizer, loader = line.prepare(model, optimizer, loader)
+    momentum = SharedMomentum(optimizer)
+    for _ in line.epochs(options.epochs):
+        for asked, sums in loader:
+            optimizer.zero_grad()
+            line.backward(F.cross_entropy(model(asked), sums))
+            optimizer.step()
+            if line.committed:
+                momentum.share()
+    if line.is_main:
+        print(f"step {line.step}: loss {line.loss:.6f}")
+
+
+if __name__ == "__main__":
+    main()
