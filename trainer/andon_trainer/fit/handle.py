@@ -37,11 +37,11 @@ from typing import Literal
 
 from torch import nn
 
-from andon_trainer.errors import AndonError, LineHalted
+from andon_trainer.errors import LineHalted
 from andon_trainer.fit.callbacks import Callback, Epoch, Evaluation, Report, Step
 from andon_trainer.line.life import life_of
 from andon_trainer.line.line import Line
-from andon_trainer.process.exits import ProcessExit, is_interactive, watch_exit
+from andon_trainer.process.exits import ProcessExit, watch_exit
 from andon_trainer.termination import Terminated, Termination
 
 __all__ = ["RunState", "TrainingMetrics", "TrainingRun"]
@@ -219,8 +219,7 @@ class TrainingRun:
         self._termination.remove()
         leaving, self._exit = self._exit, None
         if leaving is not None:
-            ours = isinstance(self._error, AndonError) and not is_interactive()
-            leaving.end(undo=not ours)
+            leaving.end_with(self._error)
 
 
 class _Watch(Callback):

@@ -25,7 +25,7 @@ from andon_trainer.averaging.attesting import can_attest
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import Digest, LeaveReport
-from andon_trainer.errors import AndonError, JoinRefused, LineHalted, RunOver
+from andon_trainer.errors import JoinRefused, LineHalted, RunOver
 from andon_trainer.hosts.calls import failing_together
 from andon_trainer.hosts.group import HostGroup
 from andon_trainer.hosts.member import FollowerMember, LeaderMember
@@ -100,8 +100,8 @@ class Worker:
         try:
             # Last: an exception that the script does not catch is given its exit code by then.
             _refuse_again(config)
-        except JoinRefused:
-            self._exit.end(undo=is_interactive())
+        except JoinRefused as refused:
+            self._exit.end_with(refused)
             raise
 
     @property
@@ -386,8 +386,7 @@ class Worker:
             self._gone = True
             if self.arithmetic is not None:
                 self.arithmetic.restore()
-            ours = isinstance(self.crash, AndonError) and not is_interactive()
-            self._exit.end(undo=not ours)
+            self._exit.end_with(self.crash)
 
     def _note_done(self, run_id: str) -> None:
         if self._ends_well:

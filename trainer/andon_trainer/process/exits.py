@@ -81,6 +81,13 @@ class ProcessExit:
             while self._undo:
                 self._undo.pop()()
 
+    def end_with(self, error: BaseException | None) -> None:
+        """Ends a `begin` of what `error` ended; None: nothing did.
+
+        One of our own keeps the hooks. A session goes on after it, so there they are given back.
+        """
+        self.end(undo=not isinstance(error, AndonError) or is_interactive())
+
     def explain(self, error: AndonError) -> None:
         """Gives the exit code of `error` to uncaught errors of other types that have its text.
 
