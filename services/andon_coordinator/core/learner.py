@@ -98,7 +98,7 @@ class Learning:
         self.follows, self.installed = True, False
         self.first_step = self.gained_at = step
         self.behind.clear()
-        self.voided = self._nearest = self._own_step_s = None
+        self.voided = self._at = self._nearest = self._own_step_s = None
 
     def stop_following(self) -> None:
         """The state did not reach it."""
@@ -128,11 +128,13 @@ class Learning:
 
         By the time that its last step took it. The next round would wait in vain for one that is
         at the beginning of a step; that one comes by itself, or is nearer after the next step.
+        Of its first step only that is known: its script waits, with one sample to compute, for the
+        same averages as the others, who computed a share.
         """
         if step - self.gained_at >= _STEPS_IN_VAIN:
             return True
         if self._own_step_s is None:
-            return False
+            return self._at is not None and now - self._at_since >= step_s / 2
         return self._at_since + self._own_step_s - now <= self._patience_s(step_s)
 
     def give_chance(self, step: int, now: float, step_s: float = 0.0) -> None:

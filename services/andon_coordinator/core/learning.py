@@ -207,7 +207,6 @@ def state_reported(core: CoreState, member: LineMember, event: StateReported) ->
     if not event.failure and event.head == transfer.head:
         learner.learning.installed = True
         core.note_source(learner, transfer.donor)
-        learner.learning.waits_at(transfer.head, core.now)
         learner.head, learner.held, learner.doubted = transfer.head, None, None
         learner.step = learner.learning.first_step
         learner.learning.reached(transfer.head, core.chain.step)

@@ -42,7 +42,8 @@ def test_each_wait_is_longer_and_comes_twice_as_many_steps_later(
 @pytest.mark.parametrize(
     ("made_up_s", "since_s", "step", "near"),
     [
-        pytest.param(None, 9.0, 5, False, id="has-made-up-none"),
+        pytest.param(None, 0.2, 5, False, id="has-made-up-none"),
+        pytest.param(None, 0.3, 5, True, id="waits-since-the-others-began"),
         pytest.param(1.0, 0.97, 5, True, id="at-the-end-of-a-step"),
         pytest.param(1.0, 0.9, 5, False, id="too-far"),
         pytest.param(1.0, 5.0, 5, True, id="longer-than-its-last-one"),
@@ -64,7 +65,15 @@ def test_it_is_near_if_by_its_last_step_it_may_be_done_in_time(
 def test_a_request_at_the_same_head_is_no_step() -> None:
     learning = Learning(began_at=0.0)
     learning.follow(4)
-    for at in (1.0, 2.0):
+    for at in (1.0, 1.1):
         learning.waits_at(Key(1, 1), at)
+
+    assert not learning.may_be_near(5, 1.2, 0.5)
+
+
+def test_one_that_asked_for_no_work_yet_is_not_near() -> None:
+    learning = Learning(began_at=0.0)
+    learning.waits_at(Key(1, 1), 1.0)
+    learning.follow(4)
 
     assert not learning.may_be_near(5, 9.0, 0.5)
