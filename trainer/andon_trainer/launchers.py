@@ -97,7 +97,7 @@ def store_of_launch(env: Mapping[str, str]) -> LaunchStore | None:
     """The store of the launch that this process belongs to; None if it belongs to none.
 
     Raises:
-        ValueError: a variable is no number.
+        ValueError: a variable is no number, or the port is none.
     """
     names = _launcher(env)
     host, port = env.get("MASTER_ADDR"), env.get("MASTER_PORT")
@@ -106,9 +106,16 @@ def store_of_launch(env: Mapping[str, str]) -> LaunchStore | None:
         return None
     size = _size(names, env)
     local_size = env.get("LOCAL_WORLD_SIZE", "")
+    store_port = whole_number("MASTER_PORT", port)
+    if not 0 < store_port < 2**16:
+        raise ValueError(
+            f"MASTER_PORT is {port}, where no process finds another: set it to a free port of rank "
+            "0's host, the same for all (torchrun --master-port), or let torchrun choose one "
+            "(--standalone)"
+        )
     return LaunchStore(
         host=host,
-        port=whole_number("MASTER_PORT", port),
+        port=store_port,
         rank=whole_number(names.rank, env[names.rank]),
         world_size=size,
         hosted_by_agent=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",

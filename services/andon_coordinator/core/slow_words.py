@@ -231,8 +231,8 @@ def by_timings(worker: int, steps: Sequence[Mapping[int, StepTimings]]) -> tuple
     }[phase]
     longer = "" if "took" in named else " for"
     text = (
-        f"worker {worker} is last: {named}{longer} {max(0.0, parts[phase]):.2f} s longer a step "
-        f"than the others' ({_REMEDIES[phase]})"
+        f"worker {worker} is last: {named}{longer} {1000 * max(0.0, parts[phase]):.1f} ms longer a "
+        f"step than the others' ({_REMEDIES[phase]})"
     )
     return phase, text
 

@@ -246,7 +246,7 @@ def test_one_step_in_which_it_stood_still_does_not_tell_of_all_steps() -> None:
 
     _, text = by_timings(1, [*[usual] * 11, stall])
 
-    assert "its forward and backward took 0.06 s longer a step" in text
+    assert "its forward and backward took 60.0 ms longer a step" in text
 
 
 def test_the_journal_keeps_a_few_an_hour_and_one_of_a_kind() -> None:

@@ -379,6 +379,39 @@ def test_a_checkpoint_counts_once_it_is_whole_and_not_before(tmp_path: Path) -> 
     assert Manifest.read(folder).facts.digest == digest.hex()
 
 
+def test_a_checkpoint_that_newer_ones_pushed_out_while_a_worker_started_gives_way_to_them(
+    tmp_path: Path,
+) -> None:
+    writer = Writer(tmp_path, checkpoint_every=2)
+    for step in (2, 4):
+        digest = writer.step(step)
+        writer.work.wait()
+    old, new = (tmp_path / f"checkpoints/step-{step:08d}" for step in (2, 4))
+    on_a_line = LineConfig(run_dir=tmp_path, resume=old, address="127.0.0.1:1")
+    slow = WorkerCheckpoints(on_a_line, torch.device("cpu"))
+    alone = WorkerCheckpoints(replace(on_a_line, address=""), torch.device("cpu"))
+    never = replace(on_a_line, resume=tmp_path / "checkpoints/step-00000001")
+    mistaken = WorkerCheckpoints(never, torch.device("cpu"))
+    begun = WorkerCheckpoints(replace(never, andon_run=True), torch.device("cpu"))
+    shutil.rmtree(old)
+
+    for checkpoints in (alone, mistaken):
+        with pytest.raises(CheckpointRefused, match="there is no checkpoint in"):
+            checkpoints.begin(writer.replica)
+        checkpoints.close()
+    for checkpoints in (slow, begun):
+        checkpoints.begin(writer.replica)
+        assert checkpoints.origin is not None
+        assert checkpoints.origin.step == 4
+        checkpoints.close()
+    shutil.rmtree(new)
+    with pytest.raises(CheckpointRefused, match="there is no checkpoint in"):
+        slow.begin(writer.replica)
+    slow.close()
+
+    assert writer.replica.digest() == digest
+
+
 def test_a_worker_that_goes_back_loads_a_checkpoint_of_that_record_and_removes_later_ones(
     tmp_path: Path,
 ) -> None:

@@ -169,3 +169,9 @@ def test_a_variable_that_is_no_number_is_named() -> None:
         place_in_launch({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "first"})
     with pytest.raises(ValueError, match="MASTER_PORT must be a whole number"):
         store_of_launch({**TORCHRUN, "MASTER_PORT": "auto"})
+
+
+@pytest.mark.parametrize("port", ["0", "-1", "65536"])
+def test_a_port_at_which_processes_can_not_meet_is_refused(port: str) -> None:
+    with pytest.raises(ValueError, match=f"MASTER_PORT is {port}, where no process finds another"):
+        store_of_launch({**TORCHRUN, "MASTER_PORT": port})

@@ -33,7 +33,13 @@ from typing import Any
 
 import torch
 
-from andon.host.manifest import CheckpointFacts, checkpoint_folder, checkpoints_in, step_of
+from andon.host.manifest import (
+    CheckpointFacts,
+    checkpoint_folder,
+    checkpoints_in,
+    newest_whole,
+    step_of,
+)
 from andon.host.trace import Track
 from andon.protocol.arithmetic import Arithmetic, ArithmeticRule, difference, remedy
 from andon.protocol.records import Key
@@ -80,8 +86,11 @@ class WorkerCheckpoints:
     def __init__(
         self, config: LineConfig, device: torch.device, work: FileWork | None = None
     ) -> None:
-        """Touches no file yet; `work` is what writes beside training."""
+        """Reads and writes no file yet; `work` is what writes beside training."""
         self._config = config
+        # `andon run` has looked before this process began to load its libraries.
+        self._was_there = config.resume is not None and (config.andon_run or config.resume.exists())
+        """Whether the checkpoint to resume from was there when this process began."""
         self._device = device
         self._began: dict[str, str] = {}
         """Digests of the random generators when this worker began."""
@@ -138,10 +147,29 @@ class WorkerCheckpoints:
         folder = self._config.resume
         if folder is None:
             return
-        self.origin, states = replica.load(folder)
+        self.origin, states = self._load(replica, folder)
         self._written = self.origin.step
         self._generators = dict(states["now"])
         self._alike = {name for name in began if states["began"].get(name) == began[name]}
+
+    def _load(self, replica: Replica, folder: Path) -> tuple[CheckpointFacts, dict[str, Any]]:
+        """Loads this checkpoint, or the newest one where the line has removed this one by now.
+
+        The others train on while this process starts, and a newer checkpoint pushes an old one out.
+        """
+        config = self._config
+        while True:
+            try:
+                return replica.load(folder)
+            except CheckpointRefused:
+                # A folder is renamed before its files go: while it is there, nobody has removed it.
+                if config.solo or config.run_dir is None or not self._was_there or folder.exists():
+                    raise
+                newest = newest_whole(config.run_dir)
+                if newest is None:
+                    raise
+                log.info("%s has made room for newer ones: loading %s", folder, newest)
+                folder = newest
 
     def restore(self, replica: Replica, folder: Path, head: Key) -> None:
         """Loads a checkpoint that the line goes back to, and removes later ones.
