@@ -1,4 +1,7 @@
-"""A line whose coordinator, reducer and workers are processes of either version."""
+"""A line whose coordinator, reducer and workers are processes of either version.
+
+Those of the current version are forked from a nursery.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from safetensors.torch import load_file
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from integration.harness import clean_environment
+from integration.nursery import Process, nursery
 from upgrade.versions import Version, Versions
 
 __all__ = ["MixedLine", "Trained", "mixed_line"]
@@ -32,7 +36,7 @@ PATIENCE_S = 90.0
 class Program:
     """One process, and the file with its output."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     output: Path
     was_ended: bool = False
     """Whether the test ended it: its exit code is no failure then."""
@@ -92,15 +96,24 @@ class MixedLine:
     def start(self, version: Version, name: str, *arguments: str, **variables: str) -> Program:
         """Starts `python ARGUMENTS` of a version; its output is in a file of that name."""
         output = self.folder / f"{name}.log"
+        environment = clean_environment(
+            ANDON_SHARED_DIR=str(self.folder / "shared"), PYTHONSAFEPATH="1", **variables
+        )
         python = self.versions.python(version)
-        with output.open("wb") as file:
-            process = subprocess.Popen(
-                [python, "-P", *arguments],
-                cwd=self.folder,
-                env=clean_environment(ANDON_SHARED_DIR=str(self.folder / "shared"), **variables),
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
+        process: Process
+        if version == "current":
+            warm = nursery("trainer")  # It starts at its first use, and not in `folder`.
+            with chdir(self.folder):
+                process = warm.start(arguments, environment, output)
+        else:
+            with output.open("wb") as file:
+                process = subprocess.Popen(
+                    [python, *arguments],
+                    cwd=self.folder,
+                    env=environment,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                )
         self.programs.append(Program(process, output))
         return self.programs[-1]
 

@@ -1,17 +1,16 @@
-"""The two versions that are tested beside each other: this checkout, and an earlier one's wheel.
+"""The two versions that are tested beside each other: this checkout, and an earlier commit.
 
 There is no release yet. The earlier version is the commit at which the protocol was frozen: the
 first that speaks what `proto/released/proto-v1.binpb` says. Once there is a tag, `EARLIER` is the
 newest one.
 
 The current version runs in the environment of the tests; `make dist` tries its wheel. The earlier
-one has an environment with its wheel and nothing else of its own: PyTorch, gRPC and the other
+one has an environment with its packages and nothing else of its own: PyTorch, gRPC and the other
 packages come from that of the tests, so nothing is downloaded.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import shutil
 import subprocess
@@ -40,11 +39,9 @@ Version = Literal["earlier", "current"]
 
 @cache
 def why_not() -> str:
-    """Why the earlier version can't be built here, with the remedy; empty if it can."""
-    if importlib.util.find_spec("hatchling") is None:
-        return "hatchling, which builds the wheel, is not installed: make install"
+    """Why the earlier version can't be had here, with the remedy; empty if it can."""
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
-        return "the earlier version is built from the history: clone the repository with git"
+        return "the earlier version comes from the history: clone the repository with git"
     known = subprocess.run(
         ["git", "cat-file", "-e", f"{EARLIER}^{{commit}}"], cwd=ROOT, capture_output=True
     )
@@ -60,7 +57,7 @@ class Versions:
     folder: Path
 
     def python(self, version: Version) -> Path:
-        """The interpreter with this version; the first call builds the earlier one's wheel.
+        """The interpreter with this version; the first call makes the earlier one's environment.
 
         Skips the test if that can't be done on this machine.
         """
@@ -71,12 +68,8 @@ class Versions:
         home = self.folder / version
         python = home / "bin" / "python"
         if not python.exists():
-            source, wheels = self.folder / "source", self.folder / "wheels"
-            source.mkdir()
-            _unpack_earlier(source)
-            _pip("wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(source))
-            [wheel] = wheels.glob("andon-*.whl")
-            _install(wheel, home)
+            _unpack_earlier(self.folder / "source")
+            _make_environment(home, self.folder / "source")
         return python
 
 
@@ -86,23 +79,21 @@ def _unpack_earlier(folder: Path) -> None:
         members.extractall(folder, filter="data")
 
 
-def _install(wheel: Path, home: Path) -> None:
+def _make_environment(home: Path, source: Path) -> None:
     venv.create(home, with_pip=False, symlinks=True)
-    _pip("--python", str(home), "install", "--no-deps", "--no-index", str(wheel))
-    # After the wheel: pip would find the checkout's own Andon there, and install nothing. A folder
-    # that is named here is searched for packages, but its own .pth files are not read: the checkout
-    # itself, which is installed editable, stays out of sight.
+    # A folder that is named here is searched for packages, but its own .pth files are not read: the
+    # checkout itself, which is installed editable, stays out of sight.
+    folders = [source / name for name in ("proto", "services", "trainer", "conformance")]
     [site] = home.glob("lib/python*/site-packages")
-    (site / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    # The first of this name that is found: it hides that of the checkout.
+    (site / "andon-0.dist-info").mkdir()
+    (site / "andon-0.dist-info/METADATA").write_text("Name: andon\nVersion: 0\n")
+    (site / "earlier.pth").write_text(
+        "".join(f"{each}\n" for each in (*folders, sysconfig.get_path("purelib")))
+    )
     found = subprocess.check_output(
         [home / "bin/python", "-P", "-c", "import andon, andon_trainer; print(andon.__file__)"],
         text=True,
         env=clean_environment(),
     )
-    assert found.startswith(str(home)), found
-
-
-def _pip(*arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+    assert found.startswith(str(source)), found
