@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +111,10 @@ def test_a_host_whose_only_other_worker_is_killed_changes_no_bit(
 
 @one_kind
 def test_others_compute_the_batches_of_a_worker_that_dies_evaluating(
-    tmp_path: Path, alone: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    alone: tuple[str, dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    forked_python: list[str],
 ) -> None:
     kind, expected = alone
     spec = {"kind": kind, "steps": STEPS, "dies_evaluating": [2, 0]}
@@ -124,7 +126,7 @@ def test_others_compute_the_batches_of_a_worker_that_dies_evaluating(
     # An audit is answered as the workers were, who gathered twice. In the first step they verified.
     script = [str(each) for each in (SCRIPTS / "grains.py", tmp_path / "alone.json", tmp_path)]
     (tmp_path / "alone.json").write_text(json.dumps({**spec, "dies_evaluating": None, "slot": 0}))
-    words = ["audit", str(tmp_path / "run"), "--format", "json", "--", sys.executable, *script]
+    words = ["audit", str(tmp_path / "run"), "--format", "json", "--", *forked_python, *script]
     assert main(words) == 0
     fields = json.loads(capsys.readouterr().out)
     assert fields["verdict"] == f"steps 1 to {STEPS} recomputed: all weights equal, and all losses"
