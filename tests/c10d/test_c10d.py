@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
+from integration.fixtures.launched import Launched
+from integration.harness import clean_environment
+
 HERE = Path(__file__).parent
 ALL = "ANDON_C10D" in os.environ
+PATIENCE_S = 850.0
 
 
 def listed() -> dict[str, list[str]]:
@@ -32,10 +34,11 @@ def chosen() -> list[tuple[str, str, list[str]]]:
 
 def run(*arguments: str) -> list[str]:
     """The lines that the runner prints."""
-    command = [sys.executable, str(HERE / "runner.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.splitlines()
+    command = [str(HERE / "runner.py"), *arguments]
+    process = Launched("trainer", command, clean_environment(), Path.cwd())
+    output, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, errors[-2000:]
+    return output.splitlines()
 
 
 @pytest.mark.timeout(900)

@@ -439,7 +439,7 @@ def chaos_line(
     flags = (*FLAGS, *schedule.flags, *more)
     line = ChaosLine(
         folder,
-        Service(folder / "run", workers, *flags, port=free_port(), certs=certs),
+        Service(folder / "run", workers, *flags, port=free_port(), anew=measured, certs=certs),
         task or Task(),
         flags,
         workers,

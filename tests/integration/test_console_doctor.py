@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from andon_cli.commands.doctor.reach import check_lanes
-from integration.fixtures.console import andon, announced, processes_of
-from integration.harness import Service
+from integration.fixtures.console import andon, announced, finish, processes_of
+from integration.fixtures.launched import Launched
+from integration.harness import Service, clean_environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -81,7 +82,8 @@ def listening(answer: bytes) -> Iterator[str]:
 def test_on_a_healthy_host_nothing_fails_and_a_step_went_through_a_reducer(
     tmp_path: Path,
 ) -> None:
-    code, output, errors = andon(tmp_path, "doctor", "--format", "json")
+    words = ["-m", "andon_cli", "doctor", "--format", "json"]
+    code, output, errors = finish(Launched("trainer", words, clean_environment(), tmp_path))
 
     found = findings_of(output)
     assert (code, errors) == (0, "")

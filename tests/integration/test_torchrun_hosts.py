@@ -1,4 +1,7 @@
-"""torchrun on two hosts, which are network namespaces, with its own rendezvous."""
+"""torchrun on two hosts, which are network namespaces, with its own rendezvous.
+
+A host's ranks are forked from its torchrun.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,7 @@ KEEPS = {
     # round only.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
 }
+WARM_TORCHRUN = Path(__file__).with_name("fixtures") / "warm_torchrun.py"
 _numbers = count()
 
 
@@ -51,7 +55,7 @@ class Host:
         """Starts torchrun in this host's folder; its output goes to a file there."""
         (self.folder / "spec.json").write_text(json.dumps({**spec, "slot": 0}))
         command = [
-            *("ip", "netns", "exec", self.name, sys.executable, "-m", "torch.distributed.run"),
+            *("ip", "netns", "exec", self.name, sys.executable, str(WARM_TORCHRUN)),
             *("--local-addr", self.address, *flags),
             *(str(SCRIPTS / "train.py"), "spec.json", "out.json"),
         ]
@@ -59,7 +63,7 @@ class Host:
             process = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env=clean_environment(**more),
+                env=clean_environment(PYTHONPATH=":".join(filter(None, sys.path)), **more),
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
