@@ -16,18 +16,25 @@ STEP = 4
 """The step in which the fault occurs."""
 
 
-@pytest.mark.parametrize("point", ["assigned", "before-blocks", "mid-blocks", "after-blocks"])
 def test_f_dp_006_survivors_commit_without_a_worker_that_was_killed_before_its_averages(
-    tmp_path: Path, point: str
+    tmp_path: Path,
 ) -> None:
-    with chaos_line(tmp_path, stops={1: (point, STEP)}) as line:
-        assert line.workers[1].await_point(point) == STEP
-        line.workers[1].kill()
-        line.await_progress(0, 2)
+    steps = []
+    with chaos_line(tmp_path, pace_s=0.002) as line:
+        worker = line.workers[1]
+        for point in ("assigned", "before-blocks", "mid-blocks", "after-blocks"):
+            line.await_progress()
+            worker.stop_at(point)
+            steps.append(worker.await_point(point))
+            worker.kill()
+            line.await_progress(0, 2)
+            line.start_worker(1)
+            line.await_progress()
+            line.await_arrival()
         line.finish()
 
     verdict = judge(line)
-    assert verdict.roster(STEP) == (0, 2)
+    assert [verdict.roster(step) for step in steps] == [(0, 2)] * 4
 
 
 def test_a_worker_killed_between_ready_and_commit_is_not_in_the_step(tmp_path: Path) -> None:

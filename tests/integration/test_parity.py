@@ -16,6 +16,23 @@ from integration.harness import Service, finish, start_line, start_workers, trai
 pytestmark = pytest.mark.integration
 
 SPEC: dict[str, Any] = {"samples": 45, "batch": 8, "steps": 20}
+EPOCHS = 7
+IN_PARTS = {
+    **SPEC,
+    "steps": EPOCHS * 6,
+    "micro": 2,
+    "loader_processes": 1,
+    "optimizer": "adamw",
+    "clip": 0.5,
+}
+"""Epochs of 45 samples in 6 steps each, with micro-batches and a loading process."""
+
+
+@pytest.fixture(scope="module")
+def in_parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """Two workers that have trained `IN_PARTS`."""
+    folder = tmp_path_factory.mktemp("in-parts")
+    return folder, train(folder, IN_PARTS, 2)
 
 
 def train_plainly(folder: Path, spec: dict[str, Any]) -> dict[str, Any]:
@@ -45,15 +62,16 @@ def test_f_dp_005_three_workers_match_one_process_with_sgd(tmp_path: Path) -> No
     assert seen[0]["losses"] == pytest.approx(plain["losses"], rel=1e-5)
 
 
-def test_f_dp_005_losses_match_one_process_with_adamw_and_clipping(tmp_path: Path) -> None:
-    spec = {**SPEC, "steps": 40, "optimizer": "adamw", "clip": 0.5, "micro": 2}
-    plain = train_plainly(tmp_path / "plain", spec)
+def test_f_dp_005_losses_match_one_process_with_adamw_and_clipping(
+    tmp_path: Path, in_parts: tuple[Path, list[dict[str, Any]]]
+) -> None:
+    folder, seen = in_parts
 
-    seen = train(tmp_path, spec, 2)
+    plain = train_plainly(tmp_path, IN_PARTS)
 
     assert seen[0]["losses"] == pytest.approx(plain["losses"], abs=1e-4)
     # No worker has a gradient for it, so not even weight decay changes it.
-    assert weights(tmp_path, 0)["unused"].tolist() == [1.0, 1.0, 1.0]
+    assert weights(folder, 0)["unused"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_f_dp_005_batches_smaller_than_the_roster_leave_ranks_without_samples(
@@ -129,14 +147,16 @@ def test_f_dp_001_who_has_no_sample_in_the_last_window_ends_with_the_lines_weigh
     assert seen[0]["digest"] == seen[1]["digest"]
 
 
-def test_c_ddp_001_every_worker_steps_with_the_same_gradient_and_no_other(tmp_path: Path) -> None:
-    seen = train(tmp_path, {**SPEC, "micro": 3, "clip": 1.0}, 2)
+def test_c_ddp_001_every_worker_steps_with_the_same_gradient_and_no_other(
+    in_parts: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    _, seen = in_parts
 
     # Shares of 4 are 2 micro-batches each: no gradient after the first, the mean after the last.
     complete = [[digest for digest in each["gradients"] if digest] for each in seen]
     assert complete[0] == complete[1]
-    assert len(complete[0]) == 20
-    assert len(set(complete[0])) == 20
+    assert len(complete[0]) == EPOCHS * 6
+    assert len(set(complete[0])) == EPOCHS * 6
     assert seen[0]["gradients"][:4] == ["", complete[0][0], "", complete[0][1]]
 
 
@@ -152,16 +172,15 @@ def test_workers_with_other_samples_of_the_same_number_are_refused_by_name(tmp_p
     assert "seed whatever splits, shuffles or generates it" in refused[0].output
 
 
-def test_f_dp_002_every_position_of_every_epoch_is_committed_once(tmp_path: Path) -> None:
-    # Three epochs of 45 samples in 6 steps each, with micro-batches and a loading process.
-    spec = {**SPEC, "steps": 18, "micro": 3, "loader_processes": 1}
+def test_f_dp_002_every_position_of_every_epoch_is_committed_once(
+    in_parts: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    folder, seen = in_parts
 
-    seen = train(tmp_path, spec, 2)
-
-    with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:
+    with JournalReader(folder / "run" / "journal.sqlite") as journal:
         assert journal.ledger_faults() == []
-        assert journal.samples() == 3 * 45
-    for epoch in range(3):
+        assert journal.samples() == EPOCHS * 45
+    for epoch in range(EPOCHS):
         assigned = [
             index
             for each in seen
