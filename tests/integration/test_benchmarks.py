@@ -10,7 +10,7 @@ from integration.fixtures.benchmarks import benchmark_in_small, measured, ran
 
 pytestmark = pytest.mark.integration
 
-MEMORY_MIB, MEMORY_STEPS = 4, 200
+MEMORY_MIB, MEMORY_STEPS = 4, 80
 
 _MADE_UP = """
 import pytest

@@ -220,7 +220,7 @@ def test_ctrl_c_ends_the_run_with_130_and_leaves_no_process(tmp_path: Path, wait
 def test_a_run_where_ctrl_c_is_ignored_ends_with_its_terminal(tmp_path: Path, waiter: str) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for `andon run &`
     try:
-        process = start(tmp_path, "run", waiter)
+        process = start(tmp_path, "run", "--restarts", "0", waiter)
     finally:
         signal.signal(signal.SIGINT, before)
     lines_until(process, "[worker 0] here")

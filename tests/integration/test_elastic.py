@@ -71,7 +71,7 @@ def results_of(folder: Path, steps: int) -> dict[int, tuple[tuple[int, ...], Ste
     return {step: (entry.record.roster, entry.result) for step, entry in entries.items()}
 
 
-def slowed(folder: Path, steps: int = 80) -> dict[str, Any]:
+def slowed(folder: Path, steps: int = 40) -> dict[str, Any]:
     """Has steps take a while from the one of the faults on, until `fast` exists."""
     return {"steps": steps, "slow": {"step": STEP, "until": str(folder / "fast")}}
 

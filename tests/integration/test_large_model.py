@@ -12,7 +12,7 @@ from integration.strangers import resident_bytes
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-WORKERS, STEPS, ROWS = 2, 2, 72
+WORKERS, STEPS, ROWS = 2, 1, 72
 ELEMENTS = ROWS * 2**20
 """300 MB of float32 in one tensor."""
 CHUNK_BYTES = 4 * CHUNK_ELEMENTS

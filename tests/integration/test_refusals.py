@@ -33,13 +33,13 @@ from integration.strangers import REDUCE, TRAIN, Refused, Stranger, resident_byt
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-STEPS, PAUSED = 220, 201
+STEPS, PAUSED = 120, 101
 """The line trains while strangers connect, and waits for the last of them before step `PAUSED`."""
 SPEC: dict[str, Any] = {"samples": 40, "batch": 8, "steps": STEPS}
 PLAN = RunPlan(global_batch=8, dataset_size=40, total_steps=STEPS)
 LAYOUT = plan_model([Model()]).layout
 MIB = 2**20
-MISTAKES, SERIES = 10, 3
+MISTAKES, SERIES = 5, 3
 
 
 @dataclass(frozen=True)

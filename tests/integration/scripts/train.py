@@ -170,7 +170,7 @@ def pause(line: Line, spec: dict[str, Any], seen: dict[str, Any]) -> None:
     """
     slow = spec.get("slow")
     if slow and line.step >= slow["step"] and not Path(slow["until"]).exists():
-        time.sleep(0.2)
+        time.sleep(0.4)
     batches = sum(step == line.step + 1 for step, _rank, _indices in seen["indices"])
     for wanted in spec.get("pauses", []):
         steps_late = line.step + 1 - wanted["step"]
