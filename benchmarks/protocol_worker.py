@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from paths import PATHS, Way
 
+from andon.host.process import own_process
 from andon.protocol.capabilities import STANDING
 from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.protocol.limits import PROTOCOL_VERSION
@@ -39,6 +40,7 @@ from andon_trainer.core.events import (
 )
 from andon_trainer.exchange.channels import open_channel
 from andon_trainer.exchange.control.translation import accepted_from, event_from
+from andon_trainer.exchange.local_socket import LocalSocket
 from andon_trainer.exchange.path import Inbox, Traffic, lent_by
 from andon_trainer.exchange.route import Route, ring_address_of
 
@@ -59,7 +61,8 @@ def block_sizes(mib: float) -> list[int]:
 class ProtocolWorker:
     """One worker of a run, from Join to the end; used by one thread.
 
-    A subclass may observe messages from the coordinator in `heard`, and heartbeats in `beat`.
+    A subclass may observe messages from the coordinator in `heard`, and heartbeats in `beat`. It
+    sends its first heartbeat at once, which says that it uses the coordinator's socket.
     """
 
     heartbeat_every_s = 1.0
@@ -102,6 +105,8 @@ class ProtocolWorker:
         self._plan = RunPlan(global_batch=global_batch, dataset_size=2**40)
         self._outgoing: queue.SimpleQueue[pb.TrainRequest | None] = queue.SimpleQueue()
         self._inbox = Inbox()
+        self._socket: LocalSocket | None = None
+        """What carries control messages in place of gRPC, once it has joined."""
         self._head: Key | None = None
         self._samples = 0
         self._next: Assigned | None = None
@@ -111,6 +116,7 @@ class ProtocolWorker:
         """Joins the line."""
         self._channel = open_channel(self.address, self._config.tls)
         self._responses = CoordinatorStub(self._channel).Train(self._requests())
+        own = own_process()
         join = pb.Join(
             run_id=self.run_id,
             launch_slot=self.slot,
@@ -119,12 +125,14 @@ class ProtocolWorker:
             capabilities=self._config.capabilities,
             layout=layouts.layout_to_proto(self.layout),
             plan=conversion.plan_to_proto(self._plan),
+            process=pb.ProcessPlace(host=own.host, id=own.id),
         )
         self._send(pb.TrainRequest(join=join))
         self._joined = accepted_from(next(self._responses))
         self._stands = STANDING in self._joined.capabilities
         self._route = Route(self.layout, self._inbox, self._config)
         self._route.take(self._joined)
+        self._socket = self._connected()
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()
         return self
@@ -139,6 +147,8 @@ class ProtocolWorker:
         self._route.exchange.close()
         self._outgoing.put(None)
         self._channel.close()
+        if self._socket is not None:
+            self._socket.close()
 
     @property
     def traffic(self) -> Traffic:
@@ -185,13 +195,28 @@ class ProtocolWorker:
                 self._take(event, gradients)
 
     def heard(self, response: pb.TrainResponse) -> None:
-        """Observes a message from the coordinator, on the reading thread."""
+        """Observes a message from the coordinator, on a reading thread."""
 
     def beat(self, sequence: int) -> None:
         """Observes an outgoing heartbeat, on the heartbeat thread."""
 
+    def _connected(self) -> LocalSocket | None:
+        """The coordinator's socket, if it offers one, and this worker shares its folder."""
+        name, folder = self._joined.control_socket, self._config.shared_dir
+        if not name or folder is None:
+            return None
+        return LocalSocket(
+            folder / name,
+            lambda message: self._take_in(pb.TrainResponse.FromString(message)),
+            lambda _why: None,
+            peer="coordinator",
+        )
+
     def _send(self, message: pb.TrainRequest) -> None:
-        self._outgoing.put(message)
+        if self._socket is None:
+            self._outgoing.put(message)
+        else:
+            self._socket.send(message.SerializeToString, small=True)
 
     def _requests(self) -> Iterator[pb.TrainRequest]:
         while (message := self._outgoing.get()) is not None:
@@ -200,13 +225,16 @@ class ProtocolWorker:
     def _read(self) -> None:
         try:
             for response in self._responses:
-                self.heard(response)
-                event = event_from(response)
-                if event is not None:
-                    self._inbox.put(event)
+                self._take_in(response)
         except grpc.RpcError:
             pass  # the service ended, as it does at the end of a benchmark
         self._inbox.put(Dismissed("the service ended"))
+
+    def _take_in(self, response: pb.TrainResponse) -> None:
+        self.heard(response)
+        event = event_from(response)
+        if event is not None:
+            self._inbox.put(event)
 
     def _beat(self) -> None:
         for sequence in range(1, 2**31):

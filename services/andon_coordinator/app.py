@@ -300,7 +300,11 @@ def build_coordinator(
         task,
         registration,
         access=access,
-        places=ServicePlaces(metrics_url=config.metrics_url, tcp_port=config.tcp_port),
+        places=ServicePlaces(
+            shared_dir=config.shared_dir,
+            metrics_url=config.metrics_url,
+            tcp_port=config.tcp_port,
+        ),
         join_s=config.join_s,
         count=metrics.refused,
     )

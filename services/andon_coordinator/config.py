@@ -458,6 +458,8 @@ class CoordinatorConfig:
     """Go on from this record of the journal, and roll back what came after; None: the last one."""
     metrics_url: str = ""
     """Where the service's metrics are, for statuses."""
+    shared_dir: Path | None = None
+    """The folder in which workers of this host are offered sockets; None: they use gRPC."""
     tcp_port: int = 0
     """The port of the own reducer's TCP lanes, for statuses; 0: it offers none."""
     announce: Callable[[Announcement], None] | None = field(default=None, repr=False)

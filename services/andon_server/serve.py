@@ -276,6 +276,7 @@ def coordinator_config(config: ServeConfig) -> CoordinatorConfig:
         registers=config.secret_file is not None,
         resume_from=config.resume_from,
         join_s=config.limits.first_message_timeout_s,
+        shared_dir=config.shared_dir,
         token=config.access.run_token,
         operator_token=config.access.operator_token,
         viewer_token=config.access.viewer_token,

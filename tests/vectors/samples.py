@@ -311,6 +311,7 @@ def _control_down() -> list[Message]:
             term=TERM,
             halt=evidence(),
             capabilities=["block-norms.v1", "hashed-base.v1", "overflow.v1", "standing.v1"],
+            control_socket="andon-0123456789abcdef0123456789abcdef.socket",
         ),
         pb.ShardAssignment(
             writes_checkpoint=True,

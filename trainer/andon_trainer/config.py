@@ -25,7 +25,7 @@ from andon.host.shared_dir import DEFAULT_SHARED_DIR, shared_dir_of
 from andon.host.tls import host_of, is_loopback
 from andon.host.web_names import listed_names
 from andon.protocol.arithmetic import ArithmeticRule
-from andon.protocol.capabilities import EXPLAINS, PROBE, WORKER_CAPABILITIES
+from andon.protocol.capabilities import CONTROL_SOCKET, EXPLAINS, PROBE, WORKER_CAPABILITIES
 from andon.protocol.ring import RING_CAPABILITY
 from andon_trainer.launchers import (
     LaunchStore,
@@ -301,7 +301,8 @@ class LineConfig:
     def capabilities(self) -> tuple[str, ...]:
         """What this worker can do that not every worker can."""
         ring = () if self.ring_bind == "off" else (RING_CAPABILITY,)
-        return (*WORKER_CAPABILITIES, PROBE, EXPLAINS, *ring)
+        local = () if self.shared_dir is None else (CONTROL_SOCKET,)
+        return (*WORKER_CAPABILITIES, PROBE, EXPLAINS, *ring, *local)
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, **arguments: Any) -> LineConfig:

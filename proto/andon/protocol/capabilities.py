@@ -15,6 +15,7 @@ from andon.protocol.encoding import Encoding
 __all__ = [
     "BACK",
     "BLOCK_NORMS",
+    "CONTROL_SOCKET",
     "COORDINATOR_CAPABILITIES",
     "COPIED_BUFFERS",
     "EXPLAINS",
@@ -72,6 +73,8 @@ PROBE = "probe.v1"
 """The worker answers `Probe` at once, whatever its script does."""
 EXPLAINS = "explains.v1"
 """The worker answers `Explain`: what it does, and how its process is."""
+CONTROL_SOCKET = "control-socket.v1"
+"""The worker chooses at once between gRPC and `JoinAccepted.control_socket`, if that is offered."""
 NOTICE = "notice.v1"
 """The coordinator takes `Notice`, and sends the worker away once it has nothing left to give."""
 LISTENING = "listening.v1"

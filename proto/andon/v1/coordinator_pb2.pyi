@@ -470,7 +470,7 @@ class ReducerShare(_message.Message):
     def __init__(self, address: _Optional[str] = ..., start_element: _Optional[int] = ..., stop_element: _Optional[int] = ...) -> None: ...
 
 class JoinAccepted(_message.Message):
-    __slots__ = ("worker", "session_token", "reducers", "plan", "policy", "liveness", "join_status", "head", "step", "term", "halt", "run_id", "capabilities")
+    __slots__ = ("worker", "session_token", "reducers", "plan", "policy", "liveness", "join_status", "head", "step", "term", "halt", "run_id", "capabilities", "control_socket")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
     REDUCERS_FIELD_NUMBER: _ClassVar[int]
@@ -484,6 +484,7 @@ class JoinAccepted(_message.Message):
     HALT_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_SOCKET_FIELD_NUMBER: _ClassVar[int]
     worker: int
     session_token: bytes
     reducers: _containers.RepeatedCompositeFieldContainer[ReducerShare]
@@ -497,7 +498,8 @@ class JoinAccepted(_message.Message):
     halt: _halt_pb2.HaltEvidence
     run_id: str
     capabilities: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., policy: _Optional[_Union[Policy, _Mapping]] = ..., liveness: _Optional[_Union[Liveness, _Mapping]] = ..., join_status: _Optional[_Union[JoinStatus, str]] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., step: _Optional[int] = ..., term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., run_id: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
+    control_socket: str
+    def __init__(self, worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., policy: _Optional[_Union[Policy, _Mapping]] = ..., liveness: _Optional[_Union[Liveness, _Mapping]] = ..., join_status: _Optional[_Union[JoinStatus, str]] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., step: _Optional[int] = ..., term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., run_id: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., control_socket: _Optional[str] = ...) -> None: ...
 
 class RequestWork(_message.Message):
     __slots__ = ("head", "ring_address", "leaves_epoch", "checkpoint", "checkpoint_begun", "voided")

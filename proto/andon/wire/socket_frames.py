@@ -1,6 +1,7 @@
-"""How messages follow each other on the socket beside shared memory: a length, then a message.
+"""How messages follow each other on a Unix socket: a length, then a message.
 
-The message is what gRPC would carry: a ReduceRequest or a ReduceResponse.
+The message is what gRPC would carry: beside shared memory a ReduceRequest or a ReduceResponse, on a
+control socket a TrainRequest or a TrainResponse.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from andon.protocol import tokens
@@ -289,8 +290,10 @@ def _transfer(effect: effects.SendTransfer) -> pb.StateTransfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServicePlaces:
-    """Where a service's other ports are, for statuses."""
+    """Where a service is reached beside its port; statuses show its other ports."""
 
+    shared_dir: Path | None = None
+    """The folder of its sockets for workers of this host; None: it offers none."""
     metrics_url: str = ""
     tcp_port: int = 0
     """Of its own reducer's TCP lanes; 0: it offers none."""

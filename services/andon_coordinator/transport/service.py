@@ -1,9 +1,10 @@
 """The service: andon.v1.Coordinator on grpc.aio. It translates calls and decides nothing.
 
 Theory of operation. A Train call has two tasks: one reads messages and tells the core, the other
-writes what waits on the call's stream. The call is over as soon as one of them
-is: the reader when the worker ends the stream or breaks the protocol, the writer when the core ends
-the stream or the connection breaks.
+writes what waits on the call's stream. A worker of this host may choose a socket for its messages
+(`control_socket`): those are taken as they come. The call is over as soon as one of its tasks is:
+the reader when the worker ends the stream or breaks the protocol, the writer when the core ends the
+stream or the connection breaks.
 
 Leases are the server's HTTP/2 pings. A peer that answers none for `lease_s` (a stopped process, a
 dead link) loses its connection, and its streams with it. gRPC's C core answers pings, so a worker
@@ -18,12 +19,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc.aio
 
 from andon.host.keepalive import Keepalive, Options
 from andon.host.logs import LogEvent
+from andon.host.process import own_process
+from andon.protocol.capabilities import CONTROL_SOCKET
 from andon.protocol.halts import HaltAnswer
 from andon.protocol.limits import MAX_MESSAGE_BYTES, clipped
 from andon.protocol.reasons import Reason
@@ -32,9 +36,11 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import coordinator_pb2_grpc as pb_grpc
 from andon.v1 import session_pb2
 from andon.wire import conversion
+from andon.wire.socket_frames import SocketFrames
 from andon_coordinator.core import events
 from andon_coordinator.transport.access_control import AccessControl
 from andon_coordinator.transport.attending import RankAttendance
+from andon_coordinator.transport.control_socket import ControlSocket
 from andon_coordinator.transport.encoding import serialized
 from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.incoming import (
@@ -61,6 +67,8 @@ _RESET_WITHIN_S = 0.05
 To the reader both look alike: the messages end. After a reset, gRPC cancels the handler shortly
 after.
 """
+
+_OVER_BOTH = "a message came over gRPC after one that came over the socket"
 
 _WATCH_EVERY_S = 1.0
 """How often watchers get a status if nothing happens; the ages of heartbeats change."""
@@ -100,7 +108,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             task: owns the line.
             registration: serves RegisterReducer.
             access: knows who may look and who may operate.
-            places: shown in statuses.
+            places: shown in statuses; also where workers of this host are offered sockets.
             join_s: how long a stream has to send Join.
             count: called with the reason of each call that ends with an error.
         """
@@ -127,8 +135,24 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     ) -> None:
         """One worker's stream, from Join to its end."""
         stream = await self._open(context)
+        try:
+            await self._carry(stream, request_iterator, context)
+        finally:
+            stream.close_socket()
+        if stream.error is not None:
+            why = clipped(str(stream.error))
+            log.info(LogEvent("stream_closed", stream=stream.number, why=why))
+            await self._abort(context, stream.error)
+
+    async def _carry(
+        self,
+        stream: WorkerStream,
+        request_iterator: AsyncIterator[pb.TrainRequest],
+        context: Context,
+    ) -> None:
+        """Carries a stream's messages both ways until it is over."""
         reader = asyncio.create_task(self._read(stream, request_iterator))
-        writer = asyncio.create_task(self._write(stream, context))
+        writer = asyncio.create_task(stream.write_all(context.write))
         writer.add_done_callback(see_end)
         # No await lies between the stream's opening and this, so the core can't cut it in vain.
         stream.cut = writer.cancel
@@ -142,17 +166,16 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             # Not cancelled until now: the peer half-closed, or we end the call ourselves.
             gone = context.cancelled() or _broke(writer)
         finally:
-            # First, and on every way out: until then the core waits for this worker.
+            # What the worker said before the end counts. Then at once, and on every way out: until
+            # the core hears of the end it waits for this worker.
+            if stream.socket is not None:
+                stream.socket.read_rest()
             self._task.stream_ended(stream, gone=gone)
             reader.cancel()
             if gone:
                 writer.cancel()
         # What the core sent before the end is still written, for `flush_s` at most.
         await asyncio.wait({writer})
-        if stream.error is not None:
-            why = clipped(str(stream.error))
-            log.info(LogEvent("stream_closed", stream=stream.number, why=why))
-            await self._abort(context, stream.error)
 
     async def RegisterReducer(  # type: ignore[override]  # as Train
         self, request_iterator: AsyncIterator[pb.RegisterReducerRequest], context: Context
@@ -241,9 +264,37 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             messages = aiter(requests)
             first = await next_of(messages, "join", self._join_s)
             stream.process = process_of(first)
-            self._task.join(stream, await self._joining(first))
-            async for request in messages:
-                self._task.put(event_from(stream.number, request))
+            request = await self._joining(first)
+            stream.socket = self._socket_for(stream, first)
+            self._task.join(stream, request)
+            async for message in messages:
+                if not stream.chose:
+                    stream.choose(socket=False)
+                elif stream.uses_socket:
+                    raise LineError(Reason.INVALID_MESSAGE, _OVER_BOTH)
+                self._task.put(event_from(stream.number, message))
+
+    def _socket_for(self, stream: WorkerStream, join: pb.TrainRequest) -> ControlSocket | None:
+        """A socket for a worker of this host that can use one; None: there is none."""
+        local = stream.process is not None and stream.process.host == own_process().host
+        folder = self._places.shared_dir
+        if folder is None or not local or CONTROL_SOCKET not in join.join.capabilities:
+            return None
+        try:
+            return ControlSocket(folder, partial(self._take, stream))
+        except OSError as error:
+            log.debug("no socket for a control stream: %s", error)
+            return None
+
+    def _take(self, stream: WorkerStream, frames: SocketFrames) -> bool:
+        """Tells the core what came over a stream's socket; False: the stream is over."""
+        with ending(stream, "a TrainRequest"):
+            while frames.whole and not stream.over:
+                message = pb.TrainRequest.FromString(frames.take())
+                if not stream.chose:
+                    stream.choose(socket=True)
+                self._task.put(event_from(stream.number, message))
+        return not stream.over
 
     async def _joining(self, message: pb.TrainRequest) -> events.JoinRequest:
         """The Join of a stream, of a worker whose own token counts if it has one."""
@@ -253,10 +304,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         # event loop, and with it the workers that train.
         async with self._reading:
             return self._access.admitted(await asyncio.to_thread(join_from, message))
-
-    async def _write(self, stream: WorkerStream, context: Context) -> None:
-        async for message in stream.messages():
-            await context.write(message)
 
     def _status(self) -> pb.LineStatus:
         return status_to(self._task.status(), self._places)

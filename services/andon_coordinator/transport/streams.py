@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -22,6 +22,10 @@ from andon.protocol.announcements import Announcement, RoundOpening
 from andon.protocol.reasons import Reason
 from andon.protocol.reducers import MAX_REDUCERS
 from andon.v1 import coordinator_pb2 as pb
+from andon.wire.fields import FrameError
+from andon.wire.socket_frames import socket_frame
+from andon_coordinator.transport.control_socket import ControlSocket
+from andon_coordinator.transport.encoding import serialized
 from andon_coordinator.transport.errors import LineError
 
 __all__ = [
@@ -134,7 +138,7 @@ def ending(stream: CallStream[Any], message: str) -> Iterator[None]:
         yield
     except LineError as error:
         stream.end(error)
-    except DecodeError:
+    except (DecodeError, FrameError):
         text = f"the bytes can't be decoded as {message}"
         stream.end(LineError(Reason.INVALID_MESSAGE, text))
     except Exception:  # the boundary of a task: the stream ends, the others go on
@@ -172,10 +176,78 @@ def see_end(writer: asyncio.Task[None]) -> None:
 
 
 class WorkerStream(CallStream[pb.TrainResponse | bytes]):
-    """One worker's Train call."""
+    """One worker's Train call, and the socket that carries its messages if the worker chose it."""
 
     process: Process | None = None
     """The worker's process, if its Join says which one it is."""
+    socket: ControlSocket | None = None
+    """What JoinAccepted offers, until the worker has chosen the call; None: nothing."""
+    uses_socket = False
+    """Whether messages travel over it, both ways."""
+
+    def __init__(self, number: int, *, flush_s: float) -> None:
+        """See `CallStream`."""
+        super().__init__(number, flush_s=flush_s)
+        self._chosen = asyncio.Event()
+        """Set once the worker has chosen between socket and call, or the stream is over."""
+
+    def accept(self, answer: pb.TrainResponse) -> None:
+        """Sends JoinAccepted, with the offer if there is one."""
+        if self.socket is not None:
+            answer.join_accepted.control_socket = self.socket.name
+        else:
+            self._chosen.set()
+        self.send(answer)
+
+    def choose(self, *, socket: bool) -> None:
+        """Takes the worker's first message after JoinAccepted: it came this way."""
+        self.uses_socket = socket
+        if socket:
+            self._waiting = deque(socket_frame(serialized(each)) for each in self._waiting)
+        else:
+            self.close_socket()
+        self._chosen.set()
+
+    @property
+    def chose(self) -> bool:
+        """Whether the worker has nothing to choose, or has chosen."""
+        return self._chosen.is_set()
+
+    def send(self, message: pb.TrainResponse | bytes) -> None:
+        """See `CallStream`. Over the socket it leaves at once, if it can."""
+        if not self.uses_socket or self._ended:
+            super().send(message)
+            return
+        assert self.socket is not None
+        data = socket_frame(serialized(message))
+        rest = data if self._waiting else self.socket.write_now(data)
+        if rest:
+            super().send(rest)
+
+    def end(self, error: LineError | None = None) -> None:
+        """See `CallStream`."""
+        super().end(error)
+        self._chosen.set()
+
+    async def messages(self) -> AsyncIterator[pb.TrainResponse | bytes]:
+        """See `CallStream`; what follows JoinAccepted waits for the worker's choice."""
+        async for message in super().messages():
+            yield message
+            await self._chosen.wait()
+
+    async def write_all(self, over_call: Callable[[Any], Awaitable[object]]) -> None:
+        """Writes what is sent until the stream ends; `over_call` writes a message over gRPC."""
+        async for message in self.messages():
+            if self.uses_socket and self.socket is not None:
+                assert isinstance(message, bytes)  # A frame: see `choose`.
+                await self.socket.write(message)
+            else:
+                await over_call(message)
+
+    def close_socket(self) -> None:
+        """Ends the socket, if there is one."""
+        if self.socket is not None:
+            self.socket.close()
 
 
 class ReducerStream:

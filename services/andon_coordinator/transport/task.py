@@ -526,7 +526,7 @@ class LineTask:
             case effects.CloseStream():
                 stream.end(LineError(Reason.REJOIN_NEEDED, effect.message))
             case effects.AcceptJoin():
-                stream.send(self._answers.accepted(effect, self._line.term))
+                stream.accept(self._answers.accepted(effect, self._line.term))
             case effects.SendHeartbeatAnswer():
                 stream.send(heartbeat_answer_to(effect, self._wall()))
             case _:

@@ -21,7 +21,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from andon.host.arena import short_path
+from andon.host.local_socket import listen_on
 from andon.wire.socket_frames import SocketFrames, socket_frame
 
 __all__ = ["MemorySocket"]
@@ -57,19 +57,8 @@ class MemorySocket:
         self.lost: Callable[[str], None] = lambda why: None
         """Called with why a message could not be written."""
         self._connection: socket.socket | None = None
-        listening = socket.socket(socket.AF_UNIX)
-        self._listening: socket.socket | None = listening
-        try:
-            listening.settimeout(0)
-            with short_path(path) as short:
-                listening.bind(short)
-            # Nobody can connect before `listen`.
-            path.chmod(0o600)
-            listening.listen(1)
-        except OSError:
-            listening.close()
-            raise
-        self._loop.add_reader(listening.fileno(), self._accept)
+        self._listening: socket.socket | None = listen_on(path)
+        self._loop.add_reader(self._listening.fileno(), self._accept)
 
     async def messages(self) -> AsyncIterator[bytes]:
         """What the worker sends over it and `take` did not take, until it sends no more.

@@ -236,7 +236,7 @@ def test_messages_about_shared_memory_use_the_socket_beside_it_if_the_reducer_ha
     with star("shared-memory", tmp_path, 1, 3) as (_, workers):
         assert exchanged(workers, 1) == [bits_of_one] * 3
 
-        receiving = [each for each in threading.enumerate() if each.name == "andon-memory"]
+        receiving = [each for each in threading.enumerate() if each.name == "andon-from-reducer"]
         assert len(receiving) == (3 if socketed else 0)
 
 

@@ -91,6 +91,8 @@ class Joined:
     """Empty if the coordinator is of a version that does not say it."""
     capabilities: frozenset[str] = frozenset()
     """What the coordinator can do that one of an earlier version can't."""
+    control_socket: str = ""
+    """The name of a socket that may carry the stream's messages from here on; empty: none may."""
 
 
 @dataclass(frozen=True, slots=True)

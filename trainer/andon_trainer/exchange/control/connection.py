@@ -299,6 +299,7 @@ class Connection:
             outbox=self.outbox,
             timeline=self._timeline,
         )
+        stream.shared_dir = self._config.shared_dir
         stream.hear = self.hear
         stream.explainer = self._explainer
         try:

@@ -3,6 +3,11 @@
 Theory of operation. Messages leave through a queue, so that nothing here ever blocks the training
 thread; gRPC's own thread takes them out. A second thread reads what the coordinator sends and puts
 it into the inbox. A third sends heartbeats. None of them decides anything.
+
+A coordinator of this host may offer a socket for what follows JoinAccepted. If it is used, what the
+script's thread says leaves on that thread, and a thread of the socket reads. The rest, which other
+threads and signal handlers say, still goes through the queue, and from there into the socket. The
+call of gRPC stays, and says how the stream ended.
 """
 
 from __future__ import annotations
@@ -14,7 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
+from google.protobuf.message import DecodeError
 
+from andon.host.arena import FILE_PREFIX
 from andon.host.logs import LogEvent
 from andon.protocol.limits import clipped
 from andon.v1 import coordinator_pb2 as pb
@@ -55,6 +62,7 @@ from andon_trainer.exchange.control.translation import (
     request_to,
     work_to,
 )
+from andon_trainer.exchange.local_socket import LocalSocket
 from andon_trainer.exchange.path import Inbox
 from andon_trainer.timeline import Timeline
 
@@ -94,6 +102,12 @@ class ControlStream:
         self._stop = threading.Event()
         self._heartbeats = Heartbeats(self._outgoing.put, number, outbox, timeline)
         self._threads: list[threading.Thread] = []
+        self.shared_dir: Path | None = None
+        """Where the coordinator's socket is looked for; None: none is used."""
+        self._socket: LocalSocket | None = None
+        """What carries the messages after JoinAccepted; None: the call does."""
+        self._unreadable: Exception | None = None
+        """What came over the socket, and could not be read."""
         self.hear: Callable[[Assigned, int], bool] = lambda _assigned, _stream: False
         """Opens listening streams: a round goes on without this worker. False: it can't."""
         self.explainer: Explainer | None = None
@@ -158,10 +172,15 @@ class ControlStream:
             self._inbox.put(Halted(joined.halt), self._number)
         elif joining.halt is not None:  # It was answered while this worker was away.
             self._inbox.put(Resumed(joining.halt.id), self._number)
+        offered = bool(joined.control_socket)
+        if offered:
+            self._socket = self._connected(joined)
         self._start("andon-control", lambda: self._read(joined.policy.fragments))
-        # Not before JoinAccepted, ahead of which a worker sends nothing but its Join.
+        # Not before JoinAccepted, ahead of which a worker sends nothing but its Join. One that was
+        # offered a socket says at once whether it uses that: the coordinator waits for it.
         self._heartbeats.begin()
-        self._start("andon-heartbeat", lambda: self._heartbeats.run(joined.liveness.heartbeat_s))
+        every_s = joined.liveness.heartbeat_s
+        self._start("andon-heartbeat", lambda: self._heartbeats.run(every_s, at_once=offered))
         if self.explainer is not None:
             watch = self.explainer.watch
             self._start("andon-watch", lambda: watch.run(self._stop))
@@ -182,15 +201,15 @@ class ControlStream:
             checkpoint: the last one that this worker wrote or started from.
             checkpoint_begun: the step of one that is being written; 0: none is.
         """
-        self._outgoing.put(work_to(effect, ring_address, checkpoint, checkpoint_begun))
+        self._say(work_to(effect, ring_address, checkpoint, checkpoint_begun))
 
     def send(self, report: Report) -> None:
         """Sends what the core has to say."""
-        self._outgoing.put(request_to(report))
+        self._say(request_to(report))
 
     def report_step(self, report: StepReport) -> None:
         """Says that this worker holds all averages of a round."""
-        self._outgoing.put(pb.TrainRequest(step_ready=ready_to(report)))
+        self._say(pb.TrainRequest(step_ready=ready_to(report)))
 
     def report_crash(self, kind: str, message: str) -> None:
         """Says that the script raised an exception of type `kind`."""
@@ -222,6 +241,31 @@ class ControlStream:
         for thread in self._threads:
             thread.join(after_s)
         self._channel.close()
+        if self._socket is not None:
+            self._socket.close()
+
+    def _say(self, message: pb.TrainRequest) -> None:
+        """Sends a message of the script's thread, which is no signal handler."""
+        if self._socket is None:
+            self._outgoing.put(message)
+        else:
+            self._socket.send(message.SerializeToString, small=True)
+
+    def _connected(self, joined: Joined) -> LocalSocket | None:
+        """The socket that JoinAccepted offers, if it can be used."""
+        name = joined.control_socket
+        if self.shared_dir is None or "/" in name or not name.startswith(FILE_PREFIX):
+            return None
+        try:
+            return LocalSocket(
+                self.shared_dir / name,
+                lambda message: self._received(message, joined.policy.fragments),
+                # The call of gRPC says how the stream ended.
+                lambda _why: None,
+                peer="coordinator",
+            )
+        except OSError:  # Then gRPC carries the same.
+            return None
 
     def _start(self, name: str, target: Callable[[], None]) -> None:
         thread = threading.Thread(target=target, name=name, daemon=True)
@@ -231,19 +275,42 @@ class ControlStream:
     def _requests(self) -> Iterator[pb.TrainRequest]:
         """Runs on gRPC's sending thread."""
         while (message := self._outgoing.get()) is not None:
-            yield message
+            if self._socket is None:
+                yield message
+            else:
+                self._socket.send(message.SerializeToString, small=True)
+
+    def _received(self, message: bytes, fragments: int) -> None:
+        """Runs on the socket's receiving thread."""
+        if self._unreadable is not None:
+            return
+        try:
+            self._take(pb.TrainResponse.FromString(message), fragments)
+        except Exception as error:  # For the reading thread, which ends the stream.
+            self._unreadable = error
+            self._call.cancel()
+
+    def _take_all(self, fragments: int) -> None:
+        """Takes what comes over the call until it ends, and what came over the socket before."""
+        try:
+            for response in self._call:
+                self._take(response, fragments)
+        finally:
+            if self._socket is not None:
+                self._socket.close()
+            if self._unreadable is not None:
+                raise self._unreadable
 
     def _read(self, fragments: int = 1) -> None:
         """Runs on the reading thread, on a line whose policy has so many fragments."""
         reason = "the coordinator ended the stream"
         refusal: AndonError | None = None
         try:
-            for response in self._call:
-                self._take(response, fragments)
+            self._take_all(fragments)
         except grpc.RpcError as error:
             refusal = refusal_from(error)
             reason = f"{error.code().name}: {error.details()}"
-        except conversion.WireError as error:
+        except (conversion.WireError, DecodeError) as error:
             reason = f"the coordinator sent an invalid message: {error}"
             self._call.cancel()
         except Exception as error:  # A mistake of ours; the script's thread decides what follows.

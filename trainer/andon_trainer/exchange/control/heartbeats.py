@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -134,9 +135,9 @@ class Heartbeats:
         """The stream has joined: what was logged goes out on it from here on."""
         self._outbox.joined(self._number, self._wake)
 
-    def run(self, every_s: float) -> None:
-        """Sends them until `stop`; the thread of heartbeats runs it."""
-        sent, sent_at = 0, time.monotonic()
+    def run(self, every_s: float, *, at_once: bool = False) -> None:
+        """Sends them until `stop`, the first one now if `at_once`; a thread of its own runs it."""
+        sent, sent_at = 0, -math.inf if at_once else time.monotonic()
         # A trace wants to know the coordinator's time soon: a short run ends before a heartbeat.
         quick = 0 if self._timeline is None else _QUICK_BEATS
         while not self._stop.is_set():

@@ -132,6 +132,7 @@ def accepted_from(message: pb.TrainResponse) -> Joined:
         else None,
         run_id=answer.run_id,
         capabilities=frozenset(answer.capabilities),
+        control_socket=answer.control_socket,
     )
 
 

@@ -53,8 +53,8 @@ from andon.protocol.run_settings import Policy
 from andon.wire.frames import FrameError, batch_requests, frame_request, parse_responses
 from andon_trainer.core.calls import Bytes, Floats
 from andon_trainer.exchange.collector import OpenCall
+from andon_trainer.exchange.local_socket import LocalSocket
 from andon_trainer.exchange.star.bulk_stream import REASON_S, BulkStream
-from andon_trainer.exchange.star.memory_socket import MemorySocket
 from andon_trainer.exchange.star.reducer_path import LanePart
 
 __all__ = ["SPAN_ELEMENTS", "SharedLane", "SharedMemory", "suits"]
@@ -178,7 +178,7 @@ class SharedLane:
         self._spans = [self._spans_of(block, many) for block in range(len(part.chunks))]
         self._memory: SharedMemory | None = None
         self._stream: BulkStream | None = None
-        self._socket: MemorySocket | None = None
+        self._socket: LocalSocket | None = None
         """Carries the stream's messages in place of gRPC."""
         self._call: OpenCall | None = None
         self._waiting: deque[Request] = deque()
@@ -342,7 +342,7 @@ class SharedLane:
             self._socket.close()
             self._socket = None
 
-    def _connected(self, stream: BulkStream, lost: Callable[[str], None]) -> MemorySocket | None:
+    def _connected(self, stream: BulkStream, lost: Callable[[str], None]) -> LocalSocket | None:
         """The socket beside the memory, if the reducer listens on one that can be reached."""
         offer = stream.opened.contributions
         if SOCKET_CAPABILITY not in stream.opened.capabilities or offer is None:
@@ -354,7 +354,8 @@ class SharedLane:
                 lost(why)
 
         try:
-            return MemorySocket(socket_of(self._folder / offer.name), self._received, ended)
+            path = socket_of(self._folder / offer.name)
+            return LocalSocket(path, self._received, ended, peer="reducer")
         except OSError:  # Then gRPC carries the same.
             return None
 

@@ -1,4 +1,4 @@
-"""The worker's end of the socket beside shared memory: messages leave where they are made.
+"""The worker's end of a socket to a service of its host: messages leave where they are made.
 
 Theory of operation. A small message goes to the kernel on the thread that sends it, which costs
 less than to wake another thread. What the kernel does not take at once, and whatever is large, goes
@@ -21,23 +21,29 @@ from andon.host.arena import short_path
 from andon.wire.fields import FrameError
 from andon.wire.socket_frames import SocketFrames, socket_frame
 
-__all__ = ["MemorySocket"]
+__all__ = ["LocalSocket"]
 
 _READ_BYTES = 2**16
 _CONNECT_S = 2.0
 
 
-class MemorySocket:
+class LocalSocket:
     """One stream's socket. `received` and `lost` are called on its receiving thread."""
 
     def __init__(
-        self, path: Path, received: Callable[[bytes], None], lost: Callable[[str], None]
+        self,
+        path: Path,
+        received: Callable[[bytes], None],
+        lost: Callable[[str], None],
+        *,
+        peer: str,
     ) -> None:
-        """Connects.
+        """Connects; `peer` says in texts for people what listens there.
 
         Raises:
             OSError: there is no such socket of this user, or nobody listens there.
         """
+        self._peer = peer
         self._received = received
         self._lost = lost
         found = path.lstat()
@@ -60,7 +66,7 @@ class MemorySocket:
         """Whether a thread sends what waits."""
         self._closing = threading.Event()
         self.alive = True
-        self._thread = threading.Thread(target=self._read, name="andon-memory", daemon=True)
+        self._thread = threading.Thread(target=self._read, name=f"andon-from-{peer}", daemon=True)
         self._thread.start()
 
     def send(self, make: Callable[[], bytes], *, small: bool) -> None:
@@ -76,7 +82,7 @@ class MemorySocket:
                 self._waiting.append(lambda: socket_frame(make()))
             if not self._sending:
                 self._sending = True
-                thread = threading.Thread(target=self._send_waiting, name="andon-memory-out")
+                thread = threading.Thread(target=self._send_waiting, name=f"andon-to-{self._peer}")
                 thread.daemon = True
                 thread.start()
 
@@ -114,16 +120,16 @@ class MemorySocket:
 
     def _read(self) -> None:
         """Runs on the receiving thread."""
-        why, frames = "the reducer ended the socket beside the shared memory", SocketFrames()
+        why, frames = f"the {self._peer} ended its socket", SocketFrames()
         try:
             while data := self._socket.recv(_READ_BYTES):
                 frames.put(data)
                 while frames.whole:
                     self._received(frames.take())
         except OSError as error:
-            why = f"the socket beside the shared memory broke: {error.strerror or error}"
+            why = f"the socket to the {self._peer} broke: {error.strerror or error}"
         except FrameError as error:
-            why = f"the reducer sent what can't be read: {error}"
+            why = f"the {self._peer} sent what can't be read: {error}"
         finally:
             # Before `lost` is called: whoever hears of the loss must find it dead.
             self.alive = False
