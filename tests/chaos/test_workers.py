@@ -16,13 +16,15 @@ STEP = 4
 """The step in which the fault occurs."""
 
 
-def test_f_dp_006_survivors_commit_without_a_worker_that_was_killed_before_its_averages(
-    tmp_path: Path,
-) -> None:
+def _killed_at(folder: Path, *points: str) -> list[list[tuple[int, ...]]]:
+    """Kills worker 1 at each point of a step, and starts it again; the rosters of these steps.
+
+    With each step comes the one after it.
+    """
     steps = []
-    with chaos_line(tmp_path, pace_s=0.002) as line:
+    with chaos_line(folder, pace_s=0.002) as line:
         worker = line.workers[1]
-        for point in ("assigned", "before-blocks", "mid-blocks", "after-blocks"):
+        for point in points:
             line.await_progress()
             worker.stop_at(point)
             steps.append(worker.await_point(point))
@@ -32,9 +34,16 @@ def test_f_dp_006_survivors_commit_without_a_worker_that_was_killed_before_its_a
             line.await_progress()
             line.await_arrival()
         line.finish()
-
     verdict = judge(line)
-    assert [verdict.roster(step) for step in steps] == [(0, 2)] * 4
+    return [[verdict.roster(step + more) for more in range(2)] for step in steps]
+
+
+def test_f_dp_006_survivors_commit_without_a_worker_that_was_killed_before_its_averages(
+    tmp_path: Path,
+) -> None:
+    rosters = _killed_at(tmp_path, "assigned", "before-blocks", "mid-blocks", "after-blocks")
+
+    assert [of_step for of_step, _ in rosters] == [(0, 2)] * 4
 
 
 def test_a_worker_killed_between_ready_and_commit_is_not_in_the_step(tmp_path: Path) -> None:
@@ -56,19 +65,10 @@ def test_a_worker_killed_between_ready_and_commit_is_not_in_the_step(tmp_path: P
     assert verdict.roster(STEP) == (0, 2)
 
 
-@pytest.mark.parametrize("point", ["before-apply", "after-apply"])
-def test_c_commit_001_a_worker_killed_once_the_step_is_committed_is_in_it(
-    tmp_path: Path, point: str
-) -> None:
-    with chaos_line(tmp_path, stops={1: (point, STEP)}) as line:
-        assert line.workers[1].await_point(point) == STEP
-        line.workers[1].kill()
-        line.await_progress(0, 2)
-        line.finish()
+def test_c_commit_001_a_worker_killed_once_the_step_is_committed_is_in_it(tmp_path: Path) -> None:
+    rosters = _killed_at(tmp_path, "before-apply", "after-apply")
 
-    verdict = judge(line)
-    assert verdict.roster(STEP) == (0, 1, 2)
-    assert verdict.roster(STEP + 1) == (0, 2)
+    assert rosters == [[(0, 1, 2), (0, 2)]] * 2
 
 
 def test_two_workers_killed_in_one_attempt_leave_the_step_to_the_third(tmp_path: Path) -> None:
