@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from chaos.barrier import POINTS
 from chaos.rig import ChaosLine
 
-__all__ = ["CALM", "WILD", "Fault", "plan_storm", "strike"]
+__all__ = ["CALM", "TURN", "WILD", "Fault", "plan_storm", "strike", "strike_unevenly"]
 
 WILD = {
     "kill a worker": 12,
@@ -26,6 +26,9 @@ WILD = {
 
 CALM = {"kill the coordinator": 4, "stop a worker for a moment": 2}
 """Faults after which every worker is assigned the same positions as without them."""
+
+TURN = 4
+"""After so many faults another worker becomes the slow one."""
 
 _MOMENT_S = 0.2
 
@@ -63,6 +66,14 @@ def strike(line: ChaosLine, fault: Fault) -> None:
     Killed processes are restarted; they may not have joined yet when this returns.
     """
     _STRIKES[fault.kind](line, fault)
+
+
+def strike_unevenly(line: ChaosLine, plan: Sequence[Fault]) -> None:
+    """Strikes with each fault; one worker after the other is the slow one."""
+    for number, fault in enumerate(plan):
+        if number % TURN == 0:
+            line.slow_down(number // TURN % 3)
+        strike(line, fault)
 
 
 def _reach(line: ChaosLine, fault: Fault) -> None:

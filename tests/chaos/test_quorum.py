@@ -15,7 +15,7 @@ from chaos.model import Task
 from chaos.owed import most_left_out
 from chaos.rig import ChaosLine, chaos_line, events_of
 from chaos.schedules import WITH_QUORUM, LineSchedule
-from chaos.storm import WILD, plan_storm, strike
+from chaos.storm import WILD, plan_storm, strike_unevenly
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -23,8 +23,6 @@ QUORUM, ASYNC = WITH_QUORUM
 LONG = "ANDON_STORMS" in os.environ
 SEEDS = range(1, 1 + int(os.environ.get("ANDON_STORMS", "1")))
 FAULTS = 30 if LONG else 4
-TURN = 4
-"""After so many faults another worker becomes the slow one."""
 PACE_S = 0.002
 LARGE = Task(dataset=5000)
 """No epoch ends, which all workers wait for."""
@@ -94,11 +92,7 @@ def test_a_storm_on_a_line_with_a_quorum_leaves_the_weights_that_the_journal_ask
 ) -> None:
     task = Task(dataset=300)
     with chaos_line(tmp_path, schedule=schedule, task=task, pace_s=PACE_S) as line:
-        line.slow_down(0)
-        for number, fault in enumerate(plan_storm(seed, FAULTS, WILD)):
-            strike(line, fault)
-            if number % TURN == TURN - 1:
-                line.slow_down(number // TURN % 3)
+        strike_unevenly(line, plan_storm(seed, FAULTS, WILD))
         line.await_progress()
         line.finish()
 

@@ -19,7 +19,7 @@ import pytest
 
 from andon_coordinator.transport.reader import JournalReader
 from chaos.rig import ChaosLine, Program, chaos_line, events_of
-from chaos.storm import WILD, plan_storm, strike
+from chaos.storm import TURN, WILD, plan_storm, strike_unevenly
 from integration.harness import clean_environment
 from integration.nursery import nursery
 
@@ -28,8 +28,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 LONG = "ANDON_SAME_BITS_STORMS" in os.environ
 SEEDS = range(1, 1 + int(os.environ.get("ANDON_SAME_BITS_STORMS", "1")))
 FAULTS = 24 if LONG else 4
-TURN = 4
-"""After how many faults another worker becomes the slow one."""
 KINDS = {**WILD, "a newcomer, and kill it": 4}
 POINTS = (
     *("assigned", "mid-compute", "before-blocks", "after-blocks"),
@@ -107,9 +105,7 @@ def test_whatever_dies_joins_or_freezes_every_step_has_the_bits_of_a_script_alon
     for number, (workers, plan) in enumerate(stages):
         folder = tmp_path / f"line-{number}"
         with line_of(folder, kind, workers, resumes=number > 0) as line:
-            for turn, fault in enumerate(plan):
-                line.slow_down(turn // TURN % 3)
-                strike(line, fault)
+            strike_unevenly(line, plan)
             line.await_progress()
             steps = max(steps, line.finish())
         lines.append(line)

@@ -15,7 +15,7 @@ from chaos.judge import judge
 from chaos.model import Task
 from chaos.rig import chaos_line
 from chaos.schedules import EVERY_STEP, SCHEDULES, LineSchedule
-from chaos.storm import CALM, WILD, plan_storm, strike
+from chaos.storm import CALM, WILD, plan_storm, strike, strike_unevenly
 from unit.andon.certificates import certify
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
@@ -28,8 +28,8 @@ ALL_KINDS = 2
 CALM_FAULTS = 6
 PACE_S = 0.002
 """Compute time of one position: a step of 12 positions on 3 workers takes at least 8 ms."""
-SHORT, TURN = 6, 4
-"""Faults of a short storm, and after how many of them another worker becomes the slow one."""
+SHORT = 6
+"""Faults of a short storm."""
 SCHEDULED = [each for each in SCHEDULES if each is not EVERY_STEP]
 IN_SHORT = [
     each for each in SCHEDULED if each.name in ("cadence-linear", "fragments", "overlapped-ring")
@@ -104,11 +104,7 @@ def test_a_storm_under_another_schedule_leaves_the_weights_that_the_journal_asks
     task = Task(dataset=300)
     paths = SCHEDULED_PATHS[(SCHEDULED.index(schedule) + seed) % len(SCHEDULED_PATHS)]
     with chaos_line(tmp_path, schedule=schedule, task=task, pace_s=PACE_S, paths=paths) as line:
-        line.slow_down(0)
-        for number, fault in enumerate(plan_storm(seed, FAULTS if LONG else SHORT, WILD)):
-            strike(line, fault)
-            if number % TURN == TURN - 1:
-                line.slow_down(number // TURN % 3)
+        strike_unevenly(line, plan_storm(seed, FAULTS if LONG else SHORT, WILD))
         line.await_progress()
         line.finish()
 

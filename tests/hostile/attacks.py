@@ -26,7 +26,7 @@ from hostile.http2 import DATA, HALF_CLOSE, PREFACE, Connection, frame, grpc_mes
 from hostile.lanes import DOWN, UNANNOUNCED, UP, RawStream, chunk
 from hostile.layouts import hostile_layouts, length_delimited
 from hostile.rig import SECRET, Target
-from integration.strangers import REDUCE, TRAIN, Refused, talk
+from integration.strangers import REDUCE, TRAIN, end_of, talk
 from vectors.lanes import REFUSED
 
 __all__ = ["ATTACKS", "Attack", "Scale"]
@@ -398,20 +398,11 @@ def _flood(
                     calls.append(call(iter([message(number), *more]), timeout=20))
                     number += 1
             for each in calls:
-                ends[_end_of(each)] += 1
+                ends[str(end_of(each))] += 1
     finally:
         for channel in channels:
             channel.close()
     return {"calls": number, "ends": dict(ends)}
-
-
-def _end_of(call: Any) -> str:
-    try:
-        for _ in call:
-            pass
-    except grpc.RpcError as error:
-        return str(Refused.of(error))
-    return "OK"
 
 
 def _held(target: Target, scale: Scale, data: bytes) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from chaos.rig import free_port
 from hostile.lying_donor import LIES
 from hostile.rig import SECRET, secret_flags
 from integration.harness import Service, Worker, on_line, start_worker
-from integration.strangers import Refused
+from integration.strangers import Refused, end_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -242,13 +242,6 @@ class Reducers:
         return call
 
 
-def _end_of(call: Any) -> Refused:
-    with pytest.raises(grpc.RpcError) as refused:
-        for _ in call:
-            pass
-    return Refused.of(refused.value)
-
-
 def _await_reducers(service: Service, addresses: set[str]) -> None:
     service.await_status(lambda line: {each.address for each in line.reducers} >= addresses)
 
@@ -266,10 +259,10 @@ def reducers_lie(line: Attacked) -> None:
             _await_reducers(service, set(lied))
             time.sleep(0.2)  # The workers may go there. Nothing need happen.
             for older in calls[: len(lied) - len(set(lied))]:
-                assert _end_of(older).reason == "REJOIN_NEEDED"
+                assert end_of(older).reason == "REJOIN_NEEDED"
         line.goes_on()
     with Reducers(service) as reducers:
-        talks = _end_of(reducers.register("127.0.0.1:10", talks=True))
+        talks = end_of(reducers.register("127.0.0.1:10", talks=True))
         assert talks.reason == "INVALID_MESSAGE", talks
         with pytest.raises(grpc.RpcError) as refused:
             reducers.register("a" * MAX_TEXT_BYTES + ":1")

@@ -34,7 +34,7 @@ from hostile.attacks import GET, INSIDER, PUT, REGISTER
 from hostile.rig import SECRET, secret_flags
 from integration.andon_trainer.test_ring import PASS
 from integration.harness import Service, Worker, on_line, start_line, start_worker
-from integration.strangers import Refused
+from integration.strangers import end_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -58,7 +58,8 @@ class Liar:
         with grpc.insecure_channel(self._address, options=options) as channel:
             while time.monotonic() < until or not self.ends:
                 call: Any = channel.stream_stream(self._method)
-                self.ends[self._end_of(call(self._said(make(self.chance)), timeout=CALL_S))] += 1
+                said = self._said(make(self.chance))
+                self.ends[str(end_of(call(said, timeout=CALL_S)))] += 1
 
     def _said(self, messages: Sequence[bytes]) -> Iterator[bytes]:
         chance = self.chance
@@ -68,14 +69,6 @@ class Liar:
         if chance.random() < 0.3:
             said.insert(chance.randrange(len(said) + 1), chance.choice(said))
         yield from said[: chance.randrange(1, len(said) + 1)]
-
-    def _end_of(self, call: Any) -> str:
-        try:
-            for _ in call:
-                pass
-        except grpc.RpcError as error:
-            return str(Refused.of(error))
-        return "OK"
 
 
 def _bent(message: bytes, chance: random.Random) -> bytes:

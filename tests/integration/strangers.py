@@ -19,7 +19,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion, layouts
 from andon.wire.statuses import details_of
 
-__all__ = ["REDUCE", "TRAIN", "Refused", "Stranger", "resident_bytes", "talk"]
+__all__ = ["REDUCE", "TRAIN", "Refused", "Stranger", "end_of", "resident_bytes", "talk"]
 
 TRAIN = "/andon.v1.Coordinator/Train"
 REDUCE = "/andon.v1.Reducer/Reduce"
@@ -45,6 +45,16 @@ class Refused:
 
     def __str__(self) -> str:
         return f"{self.code.name} {self.reason}".strip()
+
+
+def end_of(call: Any) -> Refused:
+    """Reads a call to its end; returns how it ends."""
+    try:
+        for _ in call:
+            pass
+    except grpc.RpcError as error:
+        return Refused.of(error)
+    return Refused(grpc.StatusCode.OK, "")
 
 
 @dataclass(frozen=True)

@@ -184,25 +184,21 @@ def test_a_run_that_ends_meanwhile_is_made_up_to_its_end(tmp_path: Path) -> None
     story.assert_alike(0, 1)
 
 
-def test_a_learner_that_is_killed_holds_nobody_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "ends"),
+    [(signal.SIGKILL, (-9,)), (signal.SIGTERM, (0, 143))],
+    ids=["killed", "asked"],
+)
+def test_a_learner_that_is_killed_or_asked_to_leave_holds_nobody_up(
+    tmp_path: Path, number: signal.Signals, ends: tuple[int, ...]
+) -> None:
     spec = {**SPEC, "steps": 40, "tarries": 1000}
     with learning(tmp_path, spec, 2) as story:
         story.await_attending()
-        story.newcomer.process.kill()
-        codes = [each.wait() for each in story.members]
-
-    assert codes == [0, 0], story.members[0].output
-    assert all(each.seen["step"] == 40 for each in story.members)
-    story.assert_sound()
-
-
-def test_a_learner_that_is_asked_to_leave_does_so(tmp_path: Path) -> None:
-    spec = {**SPEC, "steps": 40, "tarries": 1000}
-    with learning(tmp_path, spec, 2) as story:
-        story.await_attending()
-        story.newcomer.process.send_signal(signal.SIGTERM)
+        story.newcomer.process.send_signal(number)
         codes = [each.wait() for each in (*story.members, story.newcomer)]
 
     assert codes[:2] == [0, 0], story.members[0].output
-    assert codes[2] in (0, 143), story.newcomer.output
+    assert codes[2] in ends, story.newcomer.output
+    assert all(each.seen["step"] == 40 for each in story.members)
     story.assert_sound()

@@ -32,7 +32,7 @@ from hostile.http2 import DATA, HALF_CLOSE, HEADERS, PREFACE, SETTINGS, Connecti
 from integration.harness import Service, on_line, start_worker
 from integration.served import RUN, config_in, refused
 from integration.served import SECRET as SESSION_SECRET
-from integration.strangers import REDUCE, TRAIN, Refused, Stranger
+from integration.strangers import REDUCE, TRAIN, Refused, Stranger, end_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -81,16 +81,6 @@ def told(watch: Any) -> list[Any]:
     except grpc.RpcError as error:
         seen.append(str(Refused.of(error)))
     return seen
-
-
-def end_of(call: Any) -> Refused:
-    """Reads a call to its end; returns how it ends."""
-    try:
-        for _ in call:
-            pass
-    except grpc.RpcError as error:
-        return Refused.of(error)
-    return Refused(grpc.StatusCode.OK, "")
 
 
 def stranger_at(service: Service) -> Stranger:

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from andon.protocol.records import Record
-from andon_coordinator.core import events, learning, line, steps
+from andon_coordinator.core import events, learning, line
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState
 from andon_reducer.core.listeners import Listeners
 from andon_trainer.core import attending
 from andon_trainer.core.events import Dismissed
 from andon_trainer.core.worker_state import WorkerState
-from search.mutants import Mutant, Patch, Right, mutants_of, wrap
+from search.mutants import Mutant, Patch, Right, complete_round, mutants_of, wrap
 from search.numbers import Weights
 from search.state import FOR_GOOD, Bounds
 from search.weights import Library
@@ -35,12 +35,7 @@ def _a_learner_is_counted_ready(
 ) -> None:
     """What a learner reports completes the round that it attends."""
     right(core, member, event)
-    round_ = core.round
-    if round_ is not None and event.ready.key == round_.key:
-        for rank, worker in enumerate(round_.roster):
-            share = sum(map(len, round_.shares[rank]))
-            round_.take(worker, replace(event.ready, weight=float(share), samples=share))
-        steps._prepare(core, round_)
+    complete_round(core, event.ready)
 
 
 @_mutant(_LEARNER, "arrive as those of", Worker, "transferred")

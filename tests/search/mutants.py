@@ -34,7 +34,10 @@ from search.messages import Accepted
 from search.state import NOTICE, Bounds
 from search.worker import Worker
 
-__all__ = ["MUTANTS", "Mutant", "Patch", "Right", "mutants_of", "shrinking_roster", "wrap"]
+__all__ = [
+    *("MUTANTS", "Mutant", "Patch", "Right"),
+    *("complete_round", "mutants_of", "shrinking_roster", "wrap"),
+]
 
 Patch = pytest.MonkeyPatch
 Right = Callable[..., Any]
@@ -84,6 +87,16 @@ def mutants_of(found: list[Mutant]) -> Callable[..., Callable[[Callable[..., Any
 
 
 _mutant = mutants_of(MUTANTS)
+
+
+def complete_round(core: CoreState, ready: events.Ready) -> None:
+    """What a worker reports completes the round that it attends."""
+    round_ = core.round
+    if round_ is not None and ready.key == round_.key:
+        for rank, worker in enumerate(round_.roster):
+            share = sum(map(len, round_.shares[rank]))
+            round_.take(worker, replace(ready, weight=float(share), samples=share))
+        steps._prepare(core, round_)
 
 
 def _world(faults: int, *kinds: str, patient: bool = False, means: int = 0) -> Bounds:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from andon.protocol.records import Cursor, PositionRange, Record
-from andon_coordinator.core import dealing, events, late, line, steps
+from andon_coordinator.core import dealing, events, late, line
 from andon_coordinator.core.dealing import Dealt
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.state import CoreState
 from andon_trainer.core.computed import Computed
-from search.mutants import Mutant, Right, mutants_of
+from search.mutants import Mutant, Right, complete_round, mutants_of
 from search.state import Bounds
 
 __all__ = ["QUORUM_MUTANTS"]
@@ -66,12 +65,7 @@ def _a_late_worker_is_counted_ready(
 ) -> None:
     """What a late worker reports of a round that it attends completes that."""
     right(core, member, event)
-    round_ = core.round
-    if round_ is not None and event.ready.key == round_.key:
-        for rank, worker in enumerate(round_.roster):
-            share = sum(map(len, round_.shares[rank]))
-            round_.take(worker, replace(event.ready, weight=float(share), samples=share))
-        steps._prepare(core, round_)
+    complete_round(core, event.ready)
 
 
 @_mutant(_QUORUM, "nobody has computed", late, "needed")
