@@ -41,7 +41,7 @@ from andon_trainer.core.events import (
 from andon_trainer.exchange.channels import open_channel
 from andon_trainer.exchange.control.translation import accepted_from, event_from
 from andon_trainer.exchange.local_socket import LocalSocket
-from andon_trainer.exchange.path import Inbox, Traffic, lent_by
+from andon_trainer.exchange.path import Inbox, Traffic
 from andon_trainer.exchange.route import Route, ring_address_of
 
 __all__ = ["BLOCK_ELEMENTS", "ProtocolWorker", "block_sizes"]
@@ -164,7 +164,7 @@ class ProtocolWorker:
         """The gradients where backward would put them: in the path's memory, if it provides any."""
         laid = []
         for block, gradient in enumerate(gradients):
-            lent = lent_by(self._route.exchange, block)
+            lent = self._route.exchange.lend(block)
             if lent is not None and lent[0] is not gradient:
                 np.copyto(lent[0], gradient)
             laid.append(gradient if lent is None else lent[0])

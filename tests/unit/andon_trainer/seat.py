@@ -65,6 +65,9 @@ class Seat:
         self.submitted = {}
         return True
 
+    def lend(self, block: int, area: int = 0) -> None:
+        """None: it has no memory."""
+
     def submit(self, block: int, flat: Floats, *, keeps_loss: bool = False) -> None:
         assert not keeps_loss, "only gradients have a residual"
         self.submitted[block] = flat

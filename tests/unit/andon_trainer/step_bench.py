@@ -78,6 +78,9 @@ class Sent:
         self.weights.append(weight)
         self.refused = False
 
+    def lend(self, block: int, area: int = 0) -> None:
+        """None: it has no memory."""
+
     def submit(
         self, block: int, flat: npt.NDArray[np.float32], *, keeps_loss: bool = False
     ) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from andon_trainer.averaging.averaging import Averages, Averaging
 from andon_trainer.core.calls import Call, Floats, NodePart
-from andon_trainer.exchange.path import Exchange, lent_by
+from andon_trainer.exchange.path import Exchange
 
 __all__ = ["BlockNumbers", "rooms_for"]
 
@@ -142,5 +142,5 @@ def _memory_kept(exchange: Exchange, blocks: range) -> Iterator[None]:
 
 
 def _lent_vector(exchange: Exchange, block: int) -> Floats | None:
-    lent = lent_by(exchange, block)
+    lent = exchange.lend(block)
     return None if lent is None else lent[0]

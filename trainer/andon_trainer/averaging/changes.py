@@ -30,7 +30,6 @@ from andon_trainer.averaging.readings import HostReader, LossReadings
 from andon_trainer.averaging.staging import make_staging
 from andon_trainer.averaging.tap import put_average
 from andon_trainer.core.calls import Call
-from andon_trainer.exchange.path import lent_by
 from andon_trainer.model.guards import LateGradients
 from andon_trainer.model.layout import ModelPlan
 from andon_trainer.place.membership import Membership
@@ -64,7 +63,7 @@ class ChangeExchange:
         """Those of the models, which no optimizer moves."""
         self._plan = plan
         self._staging = make_staging(
-            plan, device, lambda block: lent_by(member.exchange, block), member.timeline
+            plan, device, lambda block: member.exchange.lend(block), member.timeline
         )
         self._missing = MissingGradients(plan)
         # Gradients are this worker's own, so none of them can be late.

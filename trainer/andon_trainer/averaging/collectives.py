@@ -21,7 +21,6 @@ from andon_trainer.averaging.staging import make_staging
 from andon_trainer.averaging.tap import put_average
 from andon_trainer.core.calls import Call, mean_of_gradients
 from andon_trainer.core.reports import Timings
-from andon_trainer.exchange.path import lent_by
 from andon_trainer.model.guards import LateGradients
 from andon_trainer.model.layout import ModelPlan
 from andon_trainer.place.membership import Membership
@@ -64,7 +63,7 @@ class LineCollectives:
         self._plan = plan
         self.late = LateGradients(plan, watch=True)
         self._staging = make_staging(
-            plan, device, lambda block: lent_by(member.exchange, block), member.timeline
+            plan, device, lambda block: member.exchange.lend(block), member.timeline
         )
         self._missing = MissingGradients(plan)
         self._averaging = Averaging(member, plan.layout)

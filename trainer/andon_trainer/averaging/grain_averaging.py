@@ -25,7 +25,6 @@ from andon_trainer.averaging.staging import Staging, make_staging
 from andon_trainer.averaging.verification import Verification
 from andon_trainer.core.calls import NodePart
 from andon_trainer.core.reports import Timings
-from andon_trainer.exchange.path import lent_by
 from andon_trainer.place.member import RunMember
 from andon_trainer.place.membership import Membership
 
@@ -111,7 +110,7 @@ class LineGrains(TakesGrains, OverLine):
                 make_staging(
                     plan,
                     models.device,
-                    lambda block: lent_by(member.exchange, block, area),
+                    lambda block: member.exchange.lend(block, area),
                     member.timeline,
                     beside=areas[0] if areas else None,
                 )

@@ -34,7 +34,6 @@ from andon_trainer.averaging.running_statistics import (
 )
 from andon_trainer.averaging.staging import Factor, Staging, make_staging
 from andon_trainer.averaging.step_gather import Given, StepGather
-from andon_trainer.exchange.path import lent_by
 from andon_trainer.place.membership import Membership
 
 __all__ = ["HostPart", "LineAverager", "staged_with"]
@@ -63,7 +62,7 @@ class LineAverager(OverLine):
             else make_staging(
                 models.plan,
                 models.device,
-                lambda block: lent_by(member.exchange, block),
+                lambda block: member.exchange.lend(block),
                 member.timeline,
             )
         )

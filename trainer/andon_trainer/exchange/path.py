@@ -17,13 +17,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, Self
 
 from andon.protocol.messages import OpenRound
 from andon_trainer.core.calls import Bytes, Call, Floats
 from andon_trainer.core.events import Assigned, Event
 
-__all__ = ["Exchange", "Inbox", "Lender", "Traffic", "lent_by"]
+__all__ = ["Exchange", "Inbox", "Traffic"]
 
 
 _LOOKS_UP_S = 0.5
@@ -124,6 +124,17 @@ class Exchange(Protocol):
     def refused(self) -> bool:
         """Whether a block of the present exchange held a value that must not be sent."""
 
+    def lend(self, block: int, area: int = 0) -> tuple[Floats, Bytes] | None:
+        """Memory for a block's gradients, and the whole mapping that it is part of.
+
+        They may be written there before they are sent. It stays valid whatever becomes of the
+        exchange. None: there is none now.
+
+        Args:
+            block: its index in the layout.
+            area: which of the worker's contributions it is for.
+        """
+
     def open(self, address: str, opening: OpenRound) -> None:
         """Opens whatever is not open.
 
@@ -169,23 +180,3 @@ class Exchange(Protocol):
 
     def close(self) -> None:
         """Ends all streams. The exchange can be opened again."""
-
-
-@runtime_checkable
-class Lender(Protocol):
-    """An exchange with memory of its own, into which gradients may be written before sending."""
-
-    def lend(self, block: int, area: int = 0) -> tuple[Floats, Bytes] | None:
-        """Memory for a block's gradients, and the whole mapping that it is part of.
-
-        It stays valid whatever becomes of the exchange. None: there is none now.
-
-        Args:
-            block: its index in the layout.
-            area: which of the worker's contributions it is for.
-        """
-
-
-def lent_by(exchange: Exchange, block: int, area: int = 0) -> tuple[Floats, Bytes] | None:
-    """Memory that an exchange lends for a block, if it lends any."""
-    return exchange.lend(block, area) if isinstance(exchange, Lender) else None

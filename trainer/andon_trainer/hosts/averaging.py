@@ -30,7 +30,6 @@ from andon_trainer.averaging.line_averaging import HostPart, LineAverager, stage
 from andon_trainer.averaging.readings import HostReader, LossReadings
 from andon_trainer.averaging.tap import GradientTap, dense_gradient
 from andon_trainer.core.events import TransferAsked
-from andon_trainer.exchange.path import lent_by
 from andon_trainer.hosts.calls import BACKWARD, RefusedLoss, failing_together, meet, told_by_leader
 from andon_trainer.hosts.group import HostGroup
 from andon_trainer.hosts.sums import HostSums
@@ -166,7 +165,7 @@ class LeaderAverager(OfHost):
         self._group = group
         self._passing = Passing(group, models)
         self._sums = HostSums(
-            group, models.plan, models.device, lambda block: lent_by(member.exchange, block)
+            group, models.plan, models.device, lambda block: member.exchange.lend(block)
         )
         host = HostPart(self._sums, self._sending)
         self._line = LineAverager(member, models, host)

@@ -232,6 +232,9 @@ class RingExchange:
         """Is never called: a ring adds in another order than the tree, and grains refuse it."""
         raise AssertionError("a ring exchanges no nodes")
 
+    def lend(self, block: int, area: int = 0) -> None:
+        """None: a ring has no memory that a neighbour reads."""
+
     def submit_data(self) -> None:
         """See `Exchange`."""
         assert self._assigned is not None

@@ -282,6 +282,9 @@ class HeardExchange:
             self._sources[number].lane.begin(begun)
         self._heard.begin(begun)
 
+    def lend(self, block: int, area: int = 0) -> None:
+        """None: it gives nothing; see `Exchange`."""
+
     def submit(self, block: int, flat: Floats, *, keeps_loss: bool = False) -> None:
         """Gives nothing; see `Exchange`."""
 

@@ -237,7 +237,7 @@ class SharedLane:
         return self._socket is None or self._socket.alive
 
     def lend(self, block: int, area: int = 0) -> tuple[Floats, Bytes] | None:
-        """See `Lender`."""
+        """See `Exchange`."""
         memory = self._memory
         if memory is None or self._stream is None or area >= len(memory.contributions):
             return None

@@ -130,7 +130,7 @@ class _Reducer:
 
 
 class StarExchange:
-    """An `Exchange` with one or more reducers, and a `Lender` if there is just one."""
+    """An `Exchange` with one or more reducers."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class StarExchange:
         return self._found_bad_value or any(lane.found_bad_value for lane in self._lanes)
 
     def lend(self, block: int, area: int = 0) -> tuple[Floats, Bytes] | None:
-        """See `Lender`. Of several reducers none has memory for a whole block."""
+        """See `Exchange`. Of several reducers none has memory for a whole block."""
         return self._reducers[0].lend(block, area) if len(self._reducers) == 1 else None
 
     def open(self, address: str, opening: OpenRound) -> None:
