@@ -36,8 +36,17 @@ from andon_server.settings import ServeConfig, ServiceSettings, shared_fields
 __all__ = ["LASTING", "RunConfig", "RunSettings", "run_config", "serve_config"]
 
 
-LASTING = ("line", "spares", "checkpoint_every", "keep_checkpoints", "on_halt", "restarts")
-"""The settings of a run that it needs again to go on as it was. A checkpoint has its seed."""
+LASTING = (
+    "line",
+    "expect",
+    "spares",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "on_halt",
+    "restarts",
+)
+"""The settings of a run, beside `workers`, that it needs again to go on as it was. A checkpoint has
+its seed."""
 
 
 @Parameter(name="*", group=Group("The service", sort_key=1))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 from andon.host.private_files import write_whole
 from andon.protocol.arithmetic import ENVIRONMENT
 
-__all__ = ["KeptCommand", "secret_in"]
+__all__ = ["KeptCommand", "resuming", "secret_in"]
 
 _FILE = "command.json"
 _VARIABLES = ("ANDON_STEPS", "OMP_NUM_THREADS", *ENVIRONMENT)
@@ -93,6 +94,20 @@ class KeptCommand:
         texts = (*kept.command, *kept.flags, *kept.variables.values(), kept.folder)
         texts = (*texts, kept.answer_encoding)
         return kept if all(isinstance(each, str) for each in texts) else None
+
+
+def resuming(kept: KeptCommand | None, named: str, workers: int) -> str:
+    """The command that goes on with a run as it was, as a shell reads it.
+
+    Args:
+        kept: the run's; None: there is none, and the script is left open.
+        named: how `--resume` finds the run, as a shell reads it.
+        workers: how many it has if nothing was kept of that.
+    """
+    script, flags = (kept.command[1:], kept.flags) if kept else ((), ())
+    if not any(flag.startswith("--workers=") for flag in flags):
+        flags = (f"--workers={max(1, workers)}", *flags)
+    return f"andon run {shlex.join(flags)} --resume {named} {shlex.join(script) or 'SCRIPT'}"
 
 
 def secret_in(command: Sequence[str]) -> str:

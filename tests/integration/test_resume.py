@@ -326,7 +326,8 @@ def test_sigusr1_and_ctrl_c_to_andon_run_write_a_checkpoint_after_the_present_st
     newest, *_ = checkpoints_in(tmp_path / "runs/7f3a")
     assert 0 < step_of(asked[0]) < step_of(newest) < 100000
     assert "interrupted: the workers write a checkpoint and end" in output
-    assert "andon run --resume 7f3a" in output
+    command = f"andon run --workers=2 --resume 7f3a {SCRIPT} {tmp_path} 100000"
+    assert f"go on from its newest checkpoint: {command}" in output
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from andon_cli.commands.trace import TraceUnreadable, merge_run
 from andon_cli.config import RunConfig
 from andon_cli.drawing.screen import RunConsole, Screen
 from andon_cli.drawing.texts import accuracy_text, duration
+from andon_cli.kept_command import KeptCommand, resuming
 from andon_cli.launching.launch import Launch
 from andon_cli.launching.output import RunOutput
 from andon_cli.launching.processes import ServiceStart, start_service
@@ -126,7 +127,9 @@ def _conclude(
             screen.say(f"the report {config.settings.report} can't be written: {error.strerror}")
     _write_page(config.service.folder, report, screen)
     if report.exit_code != ExitCode.COMPLETE and checkpoints_in(config.service.folder):
-        screen.say(f"go on from its newest checkpoint: andon run --resume {_named(config.service)}")
+        kept = KeptCommand.read(config.service.folder)
+        command = resuming(kept, _named(config.service), config.settings.workers)
+        screen.say(f"go on from its newest checkpoint: {command}")
     if launch.line is not None:
         screen.say(f"journal {report.journal}  metrics were at {launch.line.metrics_url}")
     return report.exit_code

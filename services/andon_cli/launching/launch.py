@@ -234,7 +234,7 @@ class Launch:
 
     def _keep_command(self, line: ServiceAddress) -> None:
         """Leaves the script's command in the run's folder, for `andon audit` and the report."""
-        service = self._config.service
+        service, settings = self._config.service, self._config.settings
         if service is None:
             return
         kept = KeptCommand.of(
@@ -242,7 +242,8 @@ class Launch:
             self._environment(line, 0),
             folder=Path.cwd(),
             answer_encoding=service.line.answer_encoding,
-            flags=as_flags(self._config.settings, LASTING),
+            # Said also if it is the default: who looks later knows only how many were there.
+            flags=(f"--workers={settings.workers}", *as_flags(settings, LASTING)),
         )
         try:
             kept.write(service.folder)

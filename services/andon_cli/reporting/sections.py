@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from andon.protocol.limits import on_one_line
 from andon_cli.commands.history import halt_line
 from andon_cli.drawing.texts import date_text, duration, grouped, short_time, worth_text
+from andon_cli.kept_command import resuming
 from andon_cli.reporting.facts import ReportFacts, points_of
 from andon_cli.reporting.page import Curve, Page, Section, Table
 from andon_cli.reporting.slow_section import slow_section
@@ -188,7 +189,7 @@ def _next(facts: ReportFacts) -> Section:
             does = f"goes on from the checkpoint of step {facts.checkpoint_step}"
             if past.state == "halted":
                 does += ", once its service has ended"
-            commands.append((_resuming(facts, named), does))
+            commands.append((resuming(facts.command, named, past.workers), does))
         elif facts.checkpoint_problem:
             says.append(f"No checkpoint of it can be used: {facts.checkpoint_problem}")
         else:
@@ -196,15 +197,6 @@ def _next(facts: ReportFacts) -> Section:
     commands.append((f"andon show {named} STEP", "who computed what of a step"))
     commands.append((f"andon export {named} > steps.csv", "all steps, for pandas"))
     return Section(title="What to do now", says=tuple(says), commands=tuple(commands))
-
-
-def _resuming(facts: ReportFacts, named: str) -> str:
-    kept = facts.command.command[1:] if facts.command else ()
-    script = shlex.join(kept) if kept else "SCRIPT"
-    flags = [f"--workers {max(1, facts.run.past.workers)}"]
-    if facts.command and facts.command.flags:
-        flags.append(shlex.join(facts.command.flags))
-    return f"andon run {' '.join(flags)} --resume {named} {script}"
 
 
 def _curves(runs: Sequence[ReportFacts]) -> tuple[Curve, ...]:

@@ -191,10 +191,13 @@ class RunCheckpoints:
         )
         return next(good, None)
 
-    def choose_writer(self, roster: Sequence[LineMember], line_step: int) -> list[Effect]:
-        """Sets `writer` to the member of a round's roster that writes if a checkpoint is due."""
+    def choose_writer(self, members: Sequence[LineMember], line_step: int) -> list[Effect]:
+        """Sets `writer` to the one of the members that writes if a checkpoint is due.
+
+        `members` are by id, and those that are late are among them: what is due waits for them.
+        """
         effects: list[Effect] = []
-        able = [each for each in roster if each.request.checkpoints is not None]
+        able = [each for each in members if each.request.checkpoints is not None]
         # The process is compared, not the slot: a new process in the writer's slot may have
         # another folder.
         if not any(each.request.incarnation == self.incarnation for each in able):

@@ -248,7 +248,7 @@ def _open_round(core: CoreState) -> None:
     split = window.split(workers)
     ring = core.settings.policy.topology is Topology.RING
     _note_participants(core, workers)
-    core.emit(*core.checkpoints.choose_writer(roster, chain.step))
+    core.emit(*core.checkpoints.choose_writer(everybody, chain.step))
     # Before the terms, which say what is computed ahead.
     overlap.deal_ahead(core, batch, roster)
     learning.begin_snapshots(core)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from andon_cli.kept_command import KeptCommand, secret_in
+from andon_cli.kept_command import KeptCommand, resuming, secret_in
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "ANDON_STEPS": "5", "ANDON_TOKEN": "t", "HOME": "/"}
 
@@ -41,3 +41,20 @@ def test_a_command_with_a_secret_is_left_out(tmp_path: Path, argument: str) -> N
 
 def test_usual_arguments_are_no_secrets() -> None:
     assert not secret_in(["python", "train.py", "--tokens", "1e9", "--max_token_len=8"])
+
+
+def test_a_run_goes_on_by_one_command_that_a_shell_reads(tmp_path: Path) -> None:
+    def command(*words: str, flags: tuple[str, ...] = ()) -> str:
+        kept = KeptCommand.of(
+            ["python", *words], {}, folder=tmp_path, answer_encoding="", flags=flags
+        )
+        return resuming(kept, "7f3a", 2)
+
+    whole = command("my train.py", "--n=1", flags=("--workers=3", "--spares=1"))
+    older = command("-m", "train")
+    secret = command("train.py", "--password=x", flags=("--workers=1",))
+
+    assert whole == "andon run --workers=3 --spares=1 --resume 7f3a 'my train.py' --n=1"
+    assert older == "andon run --workers=2 --resume 7f3a -m train"
+    assert secret == "andon run --workers=1 --resume 7f3a SCRIPT"
+    assert resuming(None, "7f3a", 0) == "andon run --workers=1 --resume 7f3a SCRIPT"

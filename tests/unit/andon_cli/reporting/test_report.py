@@ -160,9 +160,9 @@ def test_a_run_goes_on_with_the_settings_that_it_had(tmp_path: Path) -> None:
     book = Book(tmp_path / JOURNAL, "7f3a", at=1e9)
     _calm(book)
     book.close()
-    asked = ["--workers=2", "--steps=9", "--checkpoint-every=2", "--report=r.json", "train.py"]
+    asked = ["--workers=3", "--expect=4", "--steps=9", "--report=r.json", "train.py"]
     settings = read_config(["run", *asked], {}).settings
-    flags = as_flags(settings, LASTING)
+    flags = ["--workers=3", *as_flags(settings, LASTING)]
     kept = KeptCommand.of(["python", "train.py"], {}, folder=tmp_path, answer_encoding="",
                           flags=flags)  # fmt: skip
     kept.write(tmp_path)
