@@ -282,10 +282,9 @@ def test_a_second_launch_joins_the_line_of_the_first(tmp_path: Path) -> None:
         *("run", "--expect", "2", "--run-id", "7f3a", PROTOCOL_WORKER, "3"),
         room="service",
     )
-    lines_until(first, "waiting for 2 workers")
-    service = json.loads((tmp_path / "runs/7f3a/service.json").read_text())
+    *_, hint = lines_until(first, "others here join with")
 
-    words = ("run", "--join", service["address"], PROTOCOL_WORKER, "3")
+    words = (*hint.partition("andon ")[2].split()[:-1], PROTOCOL_WORKER, "3")
     code, output, _ = run_warm(tmp_path, *words, room="service")
 
     assert code == 0

@@ -38,6 +38,14 @@ class Follower:
         self._last: LineStatus | None = None
         board = f"  board {line.board_url}" if line.board_url else ""
         screen.entitle(f"run {line.run_id}{board}")
+        self._hint = join_hint(line.advertised)
+        service = config.service
+        if service is not None and service.workers > config.settings.workers:
+            # The line waits for others, so whoever starts them needs its address now.
+            screen.say(
+                self._hint or f"others here join with: andon run --join {line.address} SCRIPT"
+            )
+            self._hint = ""
         self._task = asyncio.create_task(self._follow(), name="follower")
         self.joined = False
         """Whether any worker was ever seen on the line."""
@@ -105,8 +113,8 @@ class Follower:
             self._screen.say(hardware)
         if status is not None and (schedule := schedule_line(status)):
             self._screen.say(schedule)
-        if hint := join_hint(line.advertised):
-            self._screen.say(hint)
+        if self._hint:
+            self._screen.say(self._hint)
 
     async def _follow(self) -> None:
         async with LineClient(self._line.address, access=self._config.settings.access) as client:
