@@ -31,7 +31,7 @@ from andon_coordinator.core import (
 from andon_coordinator.core.agreement import divergence
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import NoteSchedule, RefuseJoin, SaveDeparture
-from andon_coordinator.core.events import WorkRequested
+from andon_coordinator.core.events import LeaveReason, WorkerLeft, WorkRequested
 from andon_coordinator.core.join_checks import refusal_of_an_ended_run
 from andon_coordinator.core.line_state import LineState, Trigger
 from andon_coordinator.core.members import LineMember
@@ -419,7 +419,14 @@ def _complete(core: CoreState) -> None:
 
 def _send_away(core: CoreState, member: LineMember) -> None:
     """Refuses a joiner that waits for state: every worker that had it has left."""
-    core.emit(RefuseJoin(_stream(member), refusal_of_an_ended_run(core)))
+    stream = _stream(member)
+    core.emit(RefuseJoin(stream, refusal_of_an_ended_run(core)))
+    if member.spare:
+        # It was there in case a worker is lost, and none will be: it is not lost either.
+        departures.left(
+            core, member, WorkerLeft(stream, LeaveReason.COMPLETE, final_step=member.step)
+        )
+        return
     departures.detach(core, member, "the run was complete before it had its state", grace_s=0.0)
     member.expected_until = None  # It was told.
 
