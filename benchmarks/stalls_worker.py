@@ -214,8 +214,8 @@ def work(spec: StallSpec) -> None:
 
 
 def keep_lock(seconds: float) -> None:
-    """A call into C that does not give the interpreter's lock up."""
-    ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # stall: gil
+    """A call into C that does not give the interpreter's lock up, and goes on after a signal."""
+    ctypes.PyDLL(None).system(f"sleep {seconds}".encode())  # stall: gil
 
 
 def _hook(stalls: Stalls, gradient: Tensor) -> Tensor:
