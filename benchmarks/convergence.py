@@ -153,6 +153,9 @@ SCHEDULES = {
     ),
     "local-16": Schedule(flags=(*_LOCAL, "16"), rates=_FASTER),
     "local-16-int4-overlap": Schedule(flags=(*_LOCAL, "16", *_INT4, "--overlap"), rates=_FASTER),
+    "local-16-int4-overlap-mix": Schedule(
+        flags=(*_LOCAL, "16", *_INT4, "--overlap", "--mix", "0.5"), rates=_FASTER
+    ),
     "fragments-16-4-int4": Schedule(flags=_FRAGMENTS, rates=_FASTER, models=("gpt",)),
     "fragments-16-4-int4-overlap": Schedule(
         flags=(*_FRAGMENTS, "--overlap"), rates=_FASTER, models=("gpt",)

@@ -185,7 +185,8 @@ class LineOptions:
     """Of the schedule local: exchange one of N parts of the model, N times as often. N must divide
     the local steps."""
     mix: Annotated[float, Parameter(validator=Within(0.0, 0.99), metavar="PART")] = 0.0
-    """Of fragments: how much of its own weights a worker keeps where an average arrives."""
+    """Of fragments and overlapped windows: how much of its own weights a worker keeps where an
+    average arrives."""
     quorum: Annotated[
         float | None, Parameter(validator=Within(above=0.0, most=1.0), metavar="PART")
     ] = None
@@ -404,9 +405,11 @@ class LineOptions:
     def _obstacle_to_fragments(self) -> str:
         """What can't go with fragments, and the remedy; empty if nothing is in the way."""
         if self.fragments == 1:
-            return "--mix applies to fragments: pass --fragments too, or leave it out" * (
-                self.mix > 0
-            )
+            needless = self.mix > 0 and not self.overlap
+            return (
+                "--mix applies to fragments and to overlapped windows: pass --fragments or "
+                "--overlap too, or leave it out"
+            ) * needless
         if self.local_steps % self.fragments:
             return (
                 f"--fragments {self.fragments} does not divide --local-steps {self.local_steps}: "

@@ -27,7 +27,8 @@ class Link:
         number = os.getpid() % 250
         self.name, self._here, self._there = f"andon-{number}", f"andon{number}h", f"andon{number}w"
         self._host, worker = f"10.213.{number}.1", f"10.213.{number}.2"
-        self.prefix = ("ip", "netns", "exec", self.name)
+        # The namespace has this host's memory and sockets, and another host has not.
+        self.prefix = ("ip", "netns", "exec", self.name, "env", "ANDON_SHARED_DIR=off")
         _ip("netns", "add", self.name)
         peer = ("type", "veth", "peer", "name", self._there, "netns", self.name)
         _ip("link", "add", self._here, *peer)

@@ -206,7 +206,7 @@ class LocalWeights:
             after = new + (self.now - old) if self.ahead or self.left_over else new
         elif self.ahead:
             after = new + ((self.now - old) + self.change(old))
-        if self.due and exchanged is not None:
+        if self.due and (self.ahead or exchanged is not None):
             after = np.float32(mix) * self.now + np.float32(1.0 - mix) * after if mix else after
         self.now = after if exchanged is None else np.where(exchanged, after, self.now)
         self.left_over = exchanged is not None if self.due else self.left_over

@@ -126,8 +126,9 @@ SCHEDULES = (
     ),
     LineSchedule(
         name="overlapped-ring",
-        flags=(*_LOCAL, "--outer", "nesterov", "--overlap", "--topology", "ring"),
+        flags=(*_LOCAL, "--outer", "nesterov", "--overlap", "--mix", "0.5", "--topology", "ring"),
         local_steps=4,
+        mix=0.5,
         outer=_NESTEROV,
         overlap=True,
         ring=True,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from andon_coordinator.transport.reader import JournalReader
 from chaos.barrier import RECEIVING, order_stop
 from chaos.judge import judge
 from chaos.model import Task
@@ -228,21 +226,3 @@ def test_what_a_learner_leaves_in_shared_memory_is_nothing(tmp_path: Path) -> No
     judge(line)
     ours = [each.name for each in set(Path("/dev/shm").iterdir()) - before]
     assert [name for name in ours if line.service.run_id in name] == []
-
-
-def test_the_journal_tells_apart_who_was_stopped_and_who_died(tmp_path: Path) -> None:
-    with chaos_line(tmp_path, pace_s=0.002) as line:
-        line.await_progress()
-        worker = line.workers[1]
-        worker.signal(signal.SIGSTOP)
-        line.await_progress(0, 2, steps=3)
-        worker.signal(signal.SIGCONT)
-        line.await_progress()
-        line.await_arrival()
-        line.finish()
-
-    judge(line)
-    with JournalReader(line.journal) as journal:
-        gone = [each for each in journal.departures() if each.reason == "LOST"]
-    assert len(gone) == 1
-    assert "its process has been stopped" in gone[0].message

@@ -28,8 +28,12 @@ IN_PARTS = {
 """Epochs of 45 samples in 6 steps each, with micro-batches and a loading process."""
 
 
+Trained = tuple[Path, list[dict[str, Any]]]
+"""A line's folder, and what its workers wrote."""
+
+
 @pytest.fixture(scope="module")
-def in_parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+def in_parts(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Two workers that have trained `IN_PARTS`."""
     folder = tmp_path_factory.mktemp("in-parts")
     return folder, train(folder, IN_PARTS, 2)
@@ -63,7 +67,7 @@ def test_f_dp_005_three_workers_match_one_process_with_sgd(tmp_path: Path) -> No
 
 
 def test_f_dp_005_losses_match_one_process_with_adamw_and_clipping(
-    tmp_path: Path, in_parts: tuple[Path, list[dict[str, Any]]]
+    tmp_path: Path, in_parts: Trained
 ) -> None:
     folder, seen = in_parts
 
@@ -148,7 +152,7 @@ def test_f_dp_001_who_has_no_sample_in_the_last_window_ends_with_the_lines_weigh
 
 
 def test_c_ddp_001_every_worker_steps_with_the_same_gradient_and_no_other(
-    in_parts: tuple[Path, list[dict[str, Any]]],
+    in_parts: Trained,
 ) -> None:
     _, seen = in_parts
 
@@ -172,9 +176,7 @@ def test_workers_with_other_samples_of_the_same_number_are_refused_by_name(tmp_p
     assert "seed whatever splits, shuffles or generates it" in refused[0].output
 
 
-def test_f_dp_002_every_position_of_every_epoch_is_committed_once(
-    in_parts: tuple[Path, list[dict[str, Any]]],
-) -> None:
+def test_f_dp_002_every_position_of_every_epoch_is_committed_once(in_parts: Trained) -> None:
     folder, seen = in_parts
 
     with JournalReader(folder / "run" / "journal.sqlite") as journal:

@@ -276,9 +276,9 @@ class Policy:
         _require_count("fragments", self.fragments, least=1, below=MAX_COMPONENTS + 1)
         if not 0 <= self.mix < 1:
             raise ValueError(f"mix must be from 0 below 1, not {self.mix}")
+        if self.mix and not (self.in_fragments or self.overlap):
+            raise ValueError("mix needs fragments or overlap: otherwise an average is all there is")
         if not self.in_fragments:
-            if self.mix:
-                raise ValueError("mix needs fragments: a whole model's average leaves nothing over")
             return
         if not self.local_steps or self.local_steps % self.fragments:
             raise ValueError(

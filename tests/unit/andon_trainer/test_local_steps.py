@@ -423,6 +423,24 @@ def test_f_dp_002_a_local_step_that_was_not_made_adds_nothing_to_what_was_sent(
     torch.testing.assert_close(both, difference(start, trained, bench), atol=1e-6, rtol=1e-5)
 
 
+def test_a_factor_keeps_a_part_of_what_an_overlapped_window_changed_and_sends_it_later() -> None:
+    bench, plain = LocalBench(overlap=True, mix=0.5), LocalBench(overlap=True)
+    start = bench.weights
+    for each in (bench, plain):
+        each.member.exchange.halves = True  # Somebody else is here, whose weights stand still.
+        each.assign((0, 4), end="commit", ahead=ranges((4, 8)), ahead_batch=PositionRange(4, 8))
+        each.assign((4, 8), end="commit")
+
+        each.run()
+
+    (first, second), (_, without) = (map(each.change_of, each.sent) for each in (bench, plain))
+    # The average takes half of the first change back, and half of that is kept.
+    torch.testing.assert_close(second - without, first / 4, atol=1e-6, rtol=1e-5)
+    # Nothing is ahead of the last window, so after its commit the weights are the line's.
+    moved = difference(start, bench.model, bench)
+    torch.testing.assert_close(moved, (first + second) / 2, atol=1e-6, rtol=1e-5)
+
+
 def test_an_overlapped_pipe_that_is_dropped_leaves_the_lines_weights_and_momentum() -> None:
     bench, calm = (LocalBench(overlap=True) for _ in range(2))
     one, two = PositionRange(8, 16), PositionRange(16, 24)

@@ -528,5 +528,7 @@ class LocalStepper(AddsUp):
         owes = assigned.attends and bool(computed)
         if self._change is None and not computed.left_over and not owes:
             return None
-        mix = self._outer.mix if gave and fragment is not None else 0.0
-        return OwnWeights(exchanged, start, self._change if gave else {}, mix)
+        if not gave:
+            return OwnWeights(exchanged, start, {})
+        # What it keeps of these blocks is a part of the change that it sends next.
+        return OwnWeights(exchanged, start, self._change, self._outer.mix)

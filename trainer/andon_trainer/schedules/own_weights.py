@@ -10,7 +10,7 @@ In the other blocks nobody's weights move: there this worker's own are simply le
 what they have beyond the line's is sent when those blocks have their turn.
 
 With a factor `mix` a worker keeps a part of where it was, instead of jumping to the line's weights:
-`mix * own + (1 - mix) * that`. What it kept is sent with the fragment's next exchange.
+`mix * own + (1 - mix) * that`. What it kept is sent with the next exchange of these blocks.
 
 Source: A. Douillard et al., "Streaming DiLoCo with overlapping communication: Towards a Distributed
 Free Lunch", arXiv:2501.18512.
