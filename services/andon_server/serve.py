@@ -44,6 +44,7 @@ from andon_server.serve_reducer import serve_reducer
 from andon_server.serving import (
     GRACE_S,
     advertised,
+    end,
     guarded_server,
     host_in,
     identity_of,
@@ -146,7 +147,7 @@ async def _serving(
             server_options(settings.liveness), config.limits, refusals
         )
         port = listen(server, config.bind, config.line_port, "the line", identity)
-        stack.push_async_callback(server.stop, GRACE_S)
+        stack.push_async_callback(end, server)
         stack.callback(admission.leave)
         public = advertised(config, port)
         warn_of_other_name(config, public)

@@ -24,7 +24,7 @@ from andon_reducer.app import ReducerApp, build_reducer
 from andon_reducer.transport.registration import ReducerOffer, RegistrationRefused, stay_registered
 from andon_server.process import Interrupts, greet, logging_to
 from andon_server.serving import (
-    GRACE_S,
+    end,
     guarded_server,
     host_in,
     identity_of,
@@ -121,7 +121,7 @@ async def _serving(
         server, admission = guarded_server(options, config.limits, refusals)
         port = listen(server, config.bind, config.line_port, "the reducer", identity)
         metrics = stack.enter_context(metrics_endpoint(config, registry))
-        stack.push_async_callback(server.stop, GRACE_S)
+        stack.push_async_callback(end, server)
         stack.callback(admission.leave)
         settings = reducer_config(config.limits, config.shared_dir, config.connections)
         if (listener := tcp_listener(config, identity)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import secrets
@@ -39,6 +40,7 @@ from andon_server.settings import ServeConfig
 __all__ = [
     "GRACE_S",
     "advertised",
+    "end",
     "guarded_server",
     "host_in",
     "identity_of",
@@ -85,6 +87,16 @@ def guarded_server(
         options=[*options, *limits.channel_options()],
     )
     return server, admission
+
+
+async def end(server: grpc.aio.Server) -> None:
+    """Stops a server; its open calls have `GRACE_S` to end.
+
+    A call may come in just that moment. The loop's turn afterwards is for its task: if the loop
+    ended before that has begun, gRPC would write an error to the log.
+    """
+    await server.stop(GRACE_S)
+    await asyncio.sleep(0)
 
 
 def reducer_config(

@@ -1,15 +1,18 @@
-"""Where a service says that others reach it."""
+"""Where a service says that others reach it, and how its server ends."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from pathlib import Path
+from typing import cast
 
+import grpc.aio
 import pytest
 
 from andon.host.errors import UsageError
 from andon_cli.app import read_config
-from andon_server.serving import advertised, warn_of_other_name
+from andon_server.serving import advertised, end, warn_of_other_name
 from andon_server.settings import ServeConfig
 from unit.andon.certificates import certify
 
@@ -86,3 +89,22 @@ def test_a_containers_environment_names_it() -> None:
 
     assert isinstance(config, ServeConfig)
     assert advertised(config, 7070) == "andon:7070"
+
+
+def test_a_call_that_comes_as_a_server_stops_has_begun_at_its_end() -> None:
+    begun = asyncio.Event()
+
+    async def call() -> None:
+        begun.set()
+
+    class Stopping:
+        """Takes a call in the moment that it stops."""
+
+        async def stop(self, _grace_s: float) -> None:
+            self.call = asyncio.create_task(call())
+
+    async def has_begun() -> bool:
+        await end(cast(grpc.aio.Server, Stopping()))
+        return begun.is_set()
+
+    assert asyncio.run(has_begun())
