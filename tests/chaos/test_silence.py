@@ -66,6 +66,7 @@ def test_a_stopped_worker_that_can_learn_is_cut_off_long_before_its_lease_and_le
     verdict = judge(line)
     assert (verdict.roster(4), verdict.attempts[4], verdict.roster()) == ((0, 2), 1, (0, 1, 2))
     assert line.said(1, "learning the line's state")
+    assert line.departures == {"LOST", "COMPLETE"}
     with JournalReader(line.journal) as journal:
         (lost,) = (each for each in journal.departures() if each.reason == "LOST")
     assert "its process has been stopped" in lost.message

@@ -6,6 +6,8 @@ import asyncio
 import socket
 import stat
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -110,13 +112,24 @@ async def sole(served: Served) -> ScriptedWorker:
     return worker
 
 
+@asynccontextmanager
+async def offered(
+    tmp_path: Path, folder: Path
+) -> AsyncIterator[tuple[Served, ScriptedWorker, Speaking]]:
+    """A line with a sole worker, which is connected to the socket that it was offered."""
+    async with serving(config_in(tmp_path, expect_workers=1, shared_dir=folder)) as served:
+        worker = await sole(served)
+        with closing(Speaking(folder, worker.accepted.control_socket)) as speaking:
+            yield served, worker, speaking
+
+
 async def test_what_follows_the_answer_waits_for_the_choice_and_goes_its_way(
     tmp_path: Path, folder: Path
 ) -> None:
     async with serving(config_in(tmp_path, expect_workers=1, shared_dir=folder)) as served:
         worker = await sole(served)
-        offered = folder / worker.accepted.control_socket
-        assert stat.S_IMODE(offered.stat().st_mode) == 0o600
+        path = folder / worker.accepted.control_socket
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
         speaking = Speaking(folder, worker.accepted.control_socket)
         # The worker's weights are the line's by now, which it will hear first.
         await until(lambda: served.coordinator.status().state is LineState.RUNNING)
@@ -132,16 +145,12 @@ async def test_what_follows_the_answer_waits_for_the_choice_and_goes_its_way(
 async def test_a_worker_that_speaks_over_the_call_hears_everything_there(
     tmp_path: Path, folder: Path
 ) -> None:
-    async with serving(config_in(tmp_path, expect_workers=1, shared_dir=folder)) as served:
-        worker = await sole(served)
-        speaking = Speaking(folder, worker.accepted.control_socket)
-
+    async with offered(tmp_path, folder) as (_, worker, speaking):
         await worker.send(**beat(1))
 
         await worker.expect("step_committed")
         assert await speaking.receive() is None
         assert names_in(folder) == []
-        speaking.close()
 
 
 @pytest.mark.parametrize(
@@ -180,10 +189,7 @@ async def test_a_folder_that_can_not_be_used_offers_none(tmp_path: Path, folder:
 async def test_what_was_said_over_the_socket_before_the_calls_end_counts(
     tmp_path: Path, folder: Path
 ) -> None:
-    async with serving(config_in(tmp_path, expect_workers=1, shared_dir=folder)) as served:
-        worker = await sole(served)
-        speaking = Speaking(folder, worker.accepted.control_socket)
-
+    async with offered(tmp_path, folder) as (served, worker, speaking):
         await speaking.send(**beat(1))
         await speaking.send(
             leave=pb.Leave(reason=pb.LEAVE_REASON_FAILED, message="no more data", final_step=0)
@@ -191,7 +197,6 @@ async def test_what_was_said_over_the_socket_before_the_calls_end_counts(
         worker.call.cancel()
 
         await until(lambda: served.coordinator.status().live == 0)
-        speaking.close()
     with JournalReader(tmp_path / "journal.sqlite") as journal:
         assert [each.reason for each in journal.departures()] == ["FAILED"]
 
@@ -199,9 +204,7 @@ async def test_what_was_said_over_the_socket_before_the_calls_end_counts(
 async def test_a_message_over_the_call_after_one_over_the_socket_is_refused(
     tmp_path: Path, folder: Path
 ) -> None:
-    async with serving(config_in(tmp_path, expect_workers=1, shared_dir=folder)) as served:
-        worker = await sole(served)
-        speaking = Speaking(folder, worker.accepted.control_socket)
+    async with offered(tmp_path, folder) as (_, worker, speaking):
         await speaking.send(**beat(1))
         await speaking.cases(2)
 
@@ -210,7 +213,6 @@ async def test_a_message_over_the_call_after_one_over_the_socket_is_refused(
         code, refusal = await refused(worker.receive())
         assert (code, refusal.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
         assert await speaking.receive() is None
-        speaking.close()
 
 
 @pytest.mark.parametrize(
@@ -227,9 +229,7 @@ async def test_a_message_over_the_call_after_one_over_the_socket_is_refused(
 async def test_what_may_not_come_over_a_socket_ends_its_stream(
     tmp_path: Path, folder: Path, forged: bytes, *, first: bool
 ) -> None:
-    async with serving(config_in(tmp_path, expect_workers=1, shared_dir=folder)) as served:
-        worker = await sole(served)
-        speaking = Speaking(folder, worker.accepted.control_socket)
+    async with offered(tmp_path, folder) as (_, worker, speaking):
         if not first:
             await speaking.send(**beat(1))
             await speaking.cases(2)
@@ -238,15 +238,12 @@ async def test_what_may_not_come_over_a_socket_ends_its_stream(
 
         assert await code_of(end_of(worker.call)) is grpc.StatusCode.INVALID_ARGUMENT
         await until(lambda: names_in(folder) == [])
-        speaking.close()
 
 
 async def test_a_worker_that_does_not_read_its_socket_is_cut_off(
     tmp_path: Path, folder: Path
 ) -> None:
-    async with serving(config_in(tmp_path, expect_workers=1, shared_dir=folder)) as served:
-        worker = await sole(served)
-        speaking = Speaking(folder, worker.accepted.control_socket)
+    async with offered(tmp_path, folder) as (_, worker, speaking):
         await speaking.send(**beat(1))
 
         async def flood() -> None:
@@ -262,7 +259,6 @@ async def test_a_worker_that_does_not_read_its_socket_is_cut_off(
         assert (code, refusal.reason) == (grpc.StatusCode.ABORTED, "REJOIN_NEEDED")
         flooding.cancel()
         await asyncio.gather(flooding, return_exceptions=True)
-        speaking.close()
 
 
 async def test_messages_that_the_kernel_does_not_take_at_once_follow_in_order(folder: Path) -> None:

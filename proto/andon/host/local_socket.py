@@ -1,21 +1,51 @@
-"""Unix sockets in a folder that processes of one user share: how one listens there."""
+"""Unix sockets in a folder that processes of one user share: how a service listens there."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from andon.host.arena import short_path
 
-__all__ = ["listen_on"]
+__all__ = ["LocalListener"]
 
 
-def listen_on(path: Path) -> socket.socket:
-    """A socket that listens for one connection of this user, and never blocks.
+class LocalListener:
+    """Listens for one connection of this user, for the running event loop."""
 
-    Raises:
-        OSError: it can't listen there.
-    """
+    def __init__(self, path: Path, came: Callable[[socket.socket], None]) -> None:
+        """Listens at `path`, which whoever owns the folder's file removes.
+
+        `came` takes the connection, which never blocks. Nothing else is accepted after it.
+
+        Raises:
+            OSError: it can't listen there.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._came = came
+        self._socket: socket.socket | None = _listening(path)
+        self._loop.add_reader(self._socket.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Ends it. A second call does nothing."""
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        with contextlib.suppress(OSError):  # It is gone again.
+            connection, _ = self._socket.accept()
+            connection.settimeout(0)
+            self.close()
+            self._came(connection)
+
+
+def _listening(path: Path) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX)
     try:
         listening.settimeout(0)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from andon.host.arena import FILE_PREFIX, SharedMemoryUnavailable, socket_of
 from andon.host.arena_file import EmptyFile
-from andon.host.local_socket import listen_on
+from andon.host.local_socket import LocalListener
 from andon.wire.socket_frames import SocketFrames
 
 __all__ = ["ControlSocket"]
@@ -57,11 +57,10 @@ class ControlSocket:
         self.name = path.name
         """Its name in the folder."""
         try:
-            self._listening: socket.socket | None = listen_on(path)
+            self._listener = LocalListener(path, self._connected)
         except OSError:
             self._file.unlink()
             raise
-        self._loop.add_reader(self._listening.fileno(), self._accept)
 
     def write_now(self, data: bytes) -> bytes:
         """Sends as much as the kernel takes now; returns the rest, for `write`."""
@@ -92,7 +91,8 @@ class ControlSocket:
 
     def close(self) -> None:
         """Ends it. A second call does nothing."""
-        self._stop_listening()
+        self._listener.close()
+        self._file.unlink()
         if self._connection is not None:
             self._unwatch()
             # A `write` that is about to be cancelled may wait for it.
@@ -100,24 +100,14 @@ class ControlSocket:
             self._connection.close()
             self._connection = None
 
-    def _accept(self) -> None:
-        assert self._listening is not None
-        with contextlib.suppress(OSError):  # It is gone again.
-            self._connection, _ = self._listening.accept()
-            self._connection.settimeout(0)
-            self._stop_listening()
-            self._loop.add_reader(self._connection.fileno(), self._read)
+    def _connected(self, connection: socket.socket) -> None:
+        self._file.unlink()
+        self._connection = connection
+        self._loop.add_reader(connection.fileno(), self._read)
 
     def _unwatch(self) -> None:
         assert self._connection is not None
         self._loop.remove_reader(self._connection.fileno())
-
-    def _stop_listening(self) -> None:
-        if self._listening is not None:
-            self._loop.remove_reader(self._listening.fileno())
-            self._listening.close()
-            self._listening = None
-            self._file.unlink()
 
     def _read(self) -> bool:
         """Takes some of what has come; False: nothing is there now."""

@@ -16,12 +16,11 @@ proves that its sender has mapped the memory.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from andon.host.local_socket import listen_on
+from andon.host.local_socket import LocalListener
 from andon.wire.socket_frames import SocketFrames, socket_frame
 
 __all__ = ["MemorySocket"]
@@ -57,8 +56,7 @@ class MemorySocket:
         self.lost: Callable[[str], None] = lambda why: None
         """Called with why a message could not be written."""
         self._connection: socket.socket | None = None
-        self._listening: socket.socket | None = listen_on(path)
-        self._loop.add_reader(self._listening.fileno(), self._accept)
+        self._listener = LocalListener(path, self._connected)
 
     async def messages(self) -> AsyncIterator[bytes]:
         """What the worker sends over it and `take` did not take, until it sends no more.
@@ -104,25 +102,15 @@ class MemorySocket:
 
     def close(self) -> None:
         """Ends it. A second call does nothing."""
-        self._stop_listening()
+        self._listener.close()
         if self._connection is not None:
             self._unwatch()
             self._connection.close()
             self._connection = None
 
-    def _accept(self) -> None:
-        assert self._listening is not None
-        with contextlib.suppress(OSError):  # It is gone again.
-            self._connection, _ = self._listening.accept()
-            self._connection.settimeout(0)
-            self._stop_listening()
-            self._watch()
-
-    def _stop_listening(self) -> None:
-        if self._listening is not None:
-            self._loop.remove_reader(self._listening.fileno())
-            self._listening.close()
-            self._listening = None
+    def _connected(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._watch()
 
     def _watch(self) -> None:
         """Has the loop read what comes."""
