@@ -114,6 +114,11 @@ class Admission(grpc.aio.ServerInterceptor):
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if handler.response_streaming:
+            # By itself, before anything can cancel the call or a part of it. Else it leaves with
+            # the first message; if that is given up while it waits for the client's window, gRPC
+            # can't end the call with a status any more.
+            await context.send_initial_metadata(())
         call = _Call(task, _host_of(context.peer()), watches=watches)
         # Check and enter without an await between them: no other call can slip in.
         full = self._why_full(call)

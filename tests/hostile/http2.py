@@ -74,6 +74,7 @@ class Connection:
         self.closed = False
         self._room = self._first_room = 65_535
         self._rooms: dict[int, int] = {}
+        self._ended: set[int] = set()
         if polite:
             self.send(PREFACE + frame(SETTINGS, 0, 0))
 
@@ -138,6 +139,8 @@ class Connection:
             stream = int.from_bytes(self._unread[5:9], "big")
             body, self._unread = self._unread[9 : 9 + length], self._unread[9 + length :]
             frames += 1
+            if kind == HEADERS and flags & HALF_CLOSE:
+                self._ended.add(stream)
             if kind == WINDOW_UPDATE:
                 self._widen(stream, int.from_bytes(body, "big"))
             elif kind == SETTINGS and not flags & ACK:
@@ -145,6 +148,10 @@ class Connection:
             if kind in (SETTINGS, PING) and not flags & ACK:
                 self.send(frame(kind, ACK, 0, body if kind == PING else b""))
         return frames
+
+    def ended(self, stream: int) -> bool:
+        """Whether the peer has ended a call, with a status; `answer` must have read that."""
+        return stream in self._ended
 
     def _fill(self) -> None:
         while not self.closed and self._readable.poll(0):

@@ -29,6 +29,8 @@ from andon.wire.frames import frame_request, parse_response
 from andon.wire.statuses import details_of
 from andon_reducer.app import ReducerApp, build_reducer
 from andon_reducer.config import ReducerConfig
+from andon_server.admission import Admission
+from andon_server.limits import Limits
 
 __all__ = ["CHUNK", "RUN", "SECRET", "Reducer", "Stream", "chunks_of", "connect", "reason_of"]
 
@@ -67,7 +69,7 @@ class Reducer:
 
     async def _start(self) -> None:
         self.app = build_reducer(self._config, self.registry, SECRET, listener=self.listener)
-        self._server = grpc.aio.server()
+        self._server = grpc.aio.server(interceptors=[Admission(Limits())])
         self.app.add_to(self._server)
         self.port = self._server.add_insecure_port("127.0.0.1:0")
         await self._server.start()

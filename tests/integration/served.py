@@ -129,7 +129,7 @@ async def with_reducer(folder: Path, *, separate: bool, **fields: Any) -> AsyncI
         async with served_by(coordinator, config, registry, reducer) as served:
             yield served
         return
-    server, told = grpc.aio.server(), asyncio.Event()
+    server, told = grpc.aio.server(interceptors=[Admission(Limits())]), asyncio.Event()
     reducer.add_to(server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()

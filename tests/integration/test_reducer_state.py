@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import queue
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,8 @@ from andon.protocol.records import Key
 from andon.v1 import record_pb2, reducer_pb2
 from andon_reducer.config import ReducerConfig, ReducerLimits
 from andon_trainer.exchange.control.transfer import PartialState, Ticket, receive_state, send_state
+from hostile.http2 import PREFACE, SETTINGS, Connection, frame, grpc_message
+from integration.harness import wait_until
 from integration.reducer_bench import RUN, SECRET, Reducer, connect, reason_of
 
 pytestmark = pytest.mark.integration
@@ -305,6 +308,53 @@ def test_a_receiver_that_is_lost_aborts_the_sender(ends: Ends) -> None:
 
     assert reason(put) == (grpc.StatusCode.ABORTED, "PEER_GONE")
     asked.set()
+
+
+@pytest.mark.parametrize("method", ["PutState", "GetState"])
+def test_an_end_that_does_not_read_keeps_no_call_and_is_told_once_it_reads(
+    caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    asked, sends = threading.Event(), method == "PutState"
+
+    def pieces() -> Iterator[reducer_pb2.PutStateRequest]:
+        yield first()
+        assert asked.wait(PATIENCE_S)
+
+    def refusals() -> float | None:
+        deaf.answer()
+        return slow.registry.get_sample_value(
+            "andon_refusals_total", {"service": "reducer", "reason": "peer_gone"}
+        )
+
+    def ended() -> bool:
+        deaf.answer()
+        return deaf.ended(stream)
+
+    with Reducer(ReducerConfig(state_stalled_s=0.2)) as slow, ThreadPoolExecutor(1) as threads:
+        slow.call(partial(announce, slow, beside_training=True))
+        deaf = Connection(f"127.0.0.1:{slow.port}", polite=False)
+        deaf.send(PREFACE + window(0))
+        stream = deaf.open(f"/andon.v1.Reducer/{method}")
+        request = (
+            first() if sends else reducer_pb2.GetStateRequest(transfer_id=1, head=HEAD, **token(1))
+        )
+        deaf.say(stream, grpc_message(request.SerializeToString()))
+        ends = Ends(slow, threads)
+        other = ends.get() if sends else ends.put(pieces())
+
+        assert reason(other) == (grpc.StatusCode.ABORTED, "PEER_GONE")
+        wait_until(lambda: refusals() == 2)
+        assert not ended()
+        deaf.send(window(2**16))
+        wait_until(ended)
+        deaf.close()
+        asked.set()
+    assert "ExecuteBatchError" not in caplog.text
+
+
+def window(size: int) -> bytes:
+    """HTTP/2 settings that let the peer send so many bytes on each stream before it must wait."""
+    return frame(SETTINGS, 0, 0, struct.pack(">HI", 4, size))  # SETTINGS_INITIAL_WINDOW_SIZE
 
 
 def test_ends_of_different_heads_are_both_aborted(ends: Ends) -> None:

@@ -180,7 +180,6 @@ class ReduceServicer:
         self, stream: ReduceStream, opening: OpenRound, messages: AsyncIterator[bytes]
     ) -> None:
         """A stream that was opened, to its end."""
-        context = stream.context
         memory: StreamMemory | str = ""
         # What a listener gets must stay until it reads, and what lies in shared memory is written
         # over by the next exchange.
@@ -193,10 +192,7 @@ class ReduceServicer:
         if self._closing:
             self._unshare(stream)
             raise CallRefused(Reason.SERVICE_LEAVING, "the reducer is going away")
-        # Sent here, and not implicitly with the first message: a refusal may cancel that write, and
-        # a call whose metadata is half sent can't be ended with a status.
         try:
-            await context.send_initial_metadata(())
             self._enter(stream, opening, memory)
         except BaseException:
             self._unshare(stream)

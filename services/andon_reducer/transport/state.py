@@ -191,7 +191,7 @@ class StateServicer:
             opening = self._announced.transfer(request.run_id, request.transfer_id)
             haste = _Haste(len(coming), self._config, opening)
             async with haste.limited():
-                await context.write(response.SerializeToString())
+                await self._in_time(context.write(response.SerializeToString()))
                 while (piece := await self._piece_of(transfer)) is not None:
                     await self._pass_on(piece, context, haste)
             # Before `leave` below, which fails a transfer that is not done.
