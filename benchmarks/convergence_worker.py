@@ -58,7 +58,8 @@ def work(spec: WorkerSpec) -> dict[str, Any]:
                 scheduler.step()
             committed = line.committed
             if momentum is not None and committed:
-                momentum.share()
+                with line.common_weights():
+                    momentum.share()
     curve.append((spec.samples, unseen_loss(task, model)))
     told = {
         "curve": curve if line.is_main else [],

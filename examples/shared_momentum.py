@@ -20,6 +20,10 @@ The steps are watched by the optimizer's hooks, since only steps that move the w
 loop body also runs where a line has nothing to compute for this worker. A window that the line
 doubts is computed again from where it began. Adam then counts from there, too, which is how it is
 recognised.
+
+It goes with `--overlap`, if the mean arrives early in the next window (`--overlap-steps 1`): the
+few steps that were made ahead then lose their own momentum, and count as the window's, in which as
+many at its beginning were counted before.
 """
 
 from __future__ import annotations
@@ -43,28 +47,28 @@ MODULUS = 17
 class SharedMomentum:
     """The momentum of this worker's Adam or AdamW, on a line of local steps.
 
-    Use it with whole windows: without overlap, fragments or a quorum a worker's weights after a
-    commit are the line's, and their change is the mean one.
+    Use it with whole windows, that is without fragments and a quorum: the mean change is then one
+    of all weights.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         """Watches the optimizer's steps from now on."""
         self._optimizer = optimizer
         self._start: list[list[Tensor]] = []
-        """The weights at the window's start, by group; empty: it has no step yet."""
+        """The line's weights when they were shared last, by group; empty: they were not yet."""
         self._counted = 0.0
-        """Adam's steps then."""
+        """Adam's steps, as they were last seen."""
         self._moved: list[float] = []
-        """The sum of the window's rates, by group."""
+        """The sum of the rates since then, by group."""
         optimizer.register_step_pre_hook(self._stepping)
         optimizer.register_step_post_hook(self._stepped)
 
     @torch.no_grad()
     def share(self) -> None:
-        """The weights are the line's again: the momentum becomes that of their change.
+        """The models hold the line's new weights: the momentum becomes that of their change.
 
-        Call it where `line.committed` is true. A worker that made no step since the last call keeps
-        its own.
+        Call it where `line.committed` is true, within `line.common_weights()`. A worker that made
+        no step since the last call keeps its own.
         """
         groups = self._optimizer.param_groups
         for group, starts, moved in zip(groups, self._start, self._moved, strict=False):
@@ -76,20 +80,28 @@ class SharedMomentum:
                 steps = own["step"]
                 size = (own["exp_avg_sq"] / (1 - beta2**steps)).sqrt() + group["eps"]
                 own["exp_avg"].copy_((start - weights) / moved * size * (1 - beta1**steps))
-        self._start, self._moved = [], []
+        self._begin()
 
-    def _stepping(self, *_: Any) -> None:
-        known = next(iter(self._optimizer.state.values()), None)
-        counted = float(known["step"]) if known else 0.0
-        if self._start and counted > self._counted:
-            return
+    def _begin(self) -> None:
+        """A window begins at the weights that the models hold."""
         groups = self._optimizer.param_groups
         self._start = [[part.detach().clone() for part in group["params"]] for group in groups]
-        self._counted, self._moved = counted, [0.0] * len(groups)
+        self._moved = [0.0] * len(groups)
+
+    def _stepping(self, *_: Any) -> None:
+        # The line's weights: nothing is ahead of them at first, and after a doubt nothing again.
+        if not self._start or self._steps() != self._counted:
+            self._begin()
 
     def _stepped(self, *_: Any) -> None:
+        self._counted = self._steps()
         rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._moved = [moved + rate for moved, rate in zip(self._moved, rates, strict=True)]
+
+    def _steps(self) -> float:
+        """How many steps Adam has counted."""
+        known = next(iter(self._optimizer.state.values()), None)
+        return float(known["step"]) if known else 0.0
 
 
 def main() -> None:
@@ -112,7 +124,8 @@ def main() -> None:
             line.backward(F.cross_entropy(model(asked), sums))
             optimizer.step()
             if line.committed:
-                momentum.share()
+                with line.common_weights():
+                    momentum.share()
     if line.is_main:
         print(f"step {line.step}: loss {line.loss:.6f}")
 

@@ -181,6 +181,9 @@ class LineOptions:
     Nesterov's momentum (0.9)."""
     overlap: bool = False
     """Of the schedule local: exchange one window while the next one is computed."""
+    overlap_steps: Annotated[int | None, whole(1)] = None
+    """Of overlap: compute N local steps of the next window while one is exchanged, and then wait:
+    the sooner a mean arrives, the less loss it costs. Default: all of them."""
     fragments: Annotated[int, whole(1, MAX_COMPONENTS)] = 1
     """Of the schedule local: exchange one of N parts of the model, N times as often. N must divide
     the local steps."""
@@ -238,6 +241,7 @@ class LineOptions:
         only_local = {
             "outer nesterov": self.outer != "average",
             "overlap": self.overlap,
+            "overlap-steps": self.overlap_steps is not None,
             "fragments": self.fragments > 1,
             "mix": self.mix > 0,
             "quorum": self.quorum is not None,
@@ -248,6 +252,8 @@ class LineOptions:
                     f"--{flag} applies to local steps, and the schedule is {self.schedule}: "
                     "pass --schedule local too, or leave it out"
                 )
+        if self.overlap_steps is not None and not self.overlap:
+            return "--overlap-steps are those of --overlap: pass that too, or leave them out"
         if self.quorum is not None and self.on_spike is SpikeAction.BACK:
             return (
                 "--on-spike back does not apply to a quorum, where samples are owed from before "
@@ -562,6 +568,7 @@ def _policy_of(line: LineOptions, chunk_elements: int = CHUNK_ELEMENTS) -> Polic
         max_late=Policy().max_late if line.max_late is None else line.max_late,
         outer=NESTEROV if line.outer == "nesterov" else AVERAGING,
         overlap=line.overlap,
+        overlap_steps=line.overlap_steps or 0,
         fragments=line.fragments if line.is_local else 1,
         mix=line.mix,
         max_grad_norm=line.max_grad_norm,

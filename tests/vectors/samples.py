@@ -286,6 +286,7 @@ def _control_down() -> list[Message]:
         local_steps=16,
         outer=pb.OuterOptimizer(learning_rate=0.5, momentum=0.875),
         overlap=True,
+        overlap_steps=2,
         quorum=0.75,
         max_late=8,
         max_grad_norm=1.0,

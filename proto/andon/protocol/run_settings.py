@@ -229,6 +229,8 @@ class Policy:
     """What applies the mean change of the weights, if there are local steps."""
     overlap: bool = False
     """Whether a window of local steps is exchanged while the next one is computed."""
+    overlap_steps: int = 0
+    """So many local steps of the next window are made while one is exchanged; 0: all."""
     max_grad_norm: float | None = None
     """The greatest norm of a rank's own gradient, which is scaled down to it; None: any."""
     own_gradient_norm: bool = False
@@ -256,6 +258,9 @@ class Policy:
         _require_count("local_steps", self.local_steps, below=2**32)
         if self.overlap and not self.local_steps:
             raise ValueError("overlap needs local steps: gradients are needed before the next step")
+        _require_count("overlap_steps", self.overlap_steps, below=2**32)
+        if self.overlap_steps and not self.overlap:
+            raise ValueError("overlap_steps needs overlap: nothing is computed ahead without")
         if self.quorum is not None:
             _require_quorum(self)
         self._check_fragments()

@@ -410,7 +410,7 @@ class Liveness(_message.Message):
     def __init__(self, lease_s: _Optional[float] = ..., heartbeat_s: _Optional[float] = ..., reconnect_s: _Optional[float] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("chunk_elements", "encoding", "answer_encoding", "digest_every", "max_steps", "gradient_norm", "topology", "local_steps", "outer", "overlap", "max_grad_norm", "own_gradient_norm", "average_buffers", "quorum", "max_late", "fragments", "mix", "topk_kept", "mean")
+    __slots__ = ("chunk_elements", "encoding", "answer_encoding", "digest_every", "max_steps", "gradient_norm", "topology", "local_steps", "outer", "overlap", "max_grad_norm", "own_gradient_norm", "average_buffers", "quorum", "max_late", "fragments", "mix", "topk_kept", "overlap_steps", "mean")
     CHUNK_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     ANSWER_ENCODING_FIELD_NUMBER: _ClassVar[int]
@@ -429,6 +429,7 @@ class Policy(_message.Message):
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
     MIX_FIELD_NUMBER: _ClassVar[int]
     TOPK_KEPT_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_STEPS_FIELD_NUMBER: _ClassVar[int]
     MEAN_FIELD_NUMBER: _ClassVar[int]
     chunk_elements: int
     encoding: _layout_pb2.Encoding
@@ -448,8 +449,9 @@ class Policy(_message.Message):
     fragments: int
     mix: float
     topk_kept: int
+    overlap_steps: int
     mean: MeanKind
-    def __init__(self, chunk_elements: _Optional[int] = ..., encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., answer_encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., digest_every: _Optional[int] = ..., max_steps: _Optional[int] = ..., gradient_norm: bool = ..., topology: _Optional[_Union[_ring_pb2.Topology, str]] = ..., local_steps: _Optional[int] = ..., outer: _Optional[_Union[OuterOptimizer, _Mapping]] = ..., overlap: bool = ..., max_grad_norm: _Optional[float] = ..., own_gradient_norm: bool = ..., average_buffers: bool = ..., quorum: _Optional[float] = ..., max_late: _Optional[int] = ..., fragments: _Optional[int] = ..., mix: _Optional[float] = ..., topk_kept: _Optional[int] = ..., mean: _Optional[_Union[MeanKind, str]] = ...) -> None: ...
+    def __init__(self, chunk_elements: _Optional[int] = ..., encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., answer_encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., digest_every: _Optional[int] = ..., max_steps: _Optional[int] = ..., gradient_norm: bool = ..., topology: _Optional[_Union[_ring_pb2.Topology, str]] = ..., local_steps: _Optional[int] = ..., outer: _Optional[_Union[OuterOptimizer, _Mapping]] = ..., overlap: bool = ..., max_grad_norm: _Optional[float] = ..., own_gradient_norm: bool = ..., average_buffers: bool = ..., quorum: _Optional[float] = ..., max_late: _Optional[int] = ..., fragments: _Optional[int] = ..., mix: _Optional[float] = ..., topk_kept: _Optional[int] = ..., overlap_steps: _Optional[int] = ..., mean: _Optional[_Union[MeanKind, str]] = ...) -> None: ...
 
 class OuterOptimizer(_message.Message):
     __slots__ = ("learning_rate", "momentum")

@@ -327,6 +327,7 @@ def policy_to_proto(policy: Policy) -> coordinator_pb2.Policy:
         local_steps=policy.local_steps,
         outer=None if policy.outer == AVERAGING else _outer_to_proto(policy.outer),
         overlap=policy.overlap,
+        overlap_steps=policy.overlap_steps,
         max_grad_norm=policy.max_grad_norm,
         own_gradient_norm=policy.own_gradient_norm,
         average_buffers=policy.average_buffers,
@@ -368,6 +369,7 @@ def policy_from_proto(message: coordinator_pb2.Policy) -> Policy:
                 else AVERAGING
             ),
             overlap=message.overlap,
+            overlap_steps=message.overlap_steps,
             max_grad_norm=message.max_grad_norm or None,
             own_gradient_norm=message.own_gradient_norm,
             average_buffers=message.average_buffers,

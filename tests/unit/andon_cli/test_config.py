@@ -169,6 +169,7 @@ EVERYTHING = ServeConfig(
         local_steps=64,
         outer="nesterov",
         overlap=True,
+        overlap_steps=2,
         arithmetic=ArithmeticRule.TELL,
         on_wrong_arithmetic="drop",
         price_per_hour=0.75,

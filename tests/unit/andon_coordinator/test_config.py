@@ -60,6 +60,7 @@ def test_bounds_that_are_given_are_kept() -> None:
         {"run_id": ""},
         {"run_id": "../7f3a"},
         {"overlap": True},
+        {"overlap_steps": 2, "schedule": "local"},
         {"outer": "nesterov"},
         {"fragments": 2},
         {"mix": 0.5, "schedule": "local"},

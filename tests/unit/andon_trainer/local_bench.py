@@ -116,6 +116,7 @@ class LocalBench(RoundsBench):
         micro: int | None = None,
         max_grad_norm: float | None = None,
         overlap: bool = False,
+        ahead_steps: int | None = None,
         middle: nn.Module | None = None,
         scaler: torch.amp.GradScaler | None = None,
         fused: bool = False,
@@ -173,6 +174,7 @@ class LocalBench(RoundsBench):
             OuterStep(
                 optimizer=self.outer, moving=nullcontext, max_grad_norm=max_grad_norm, mix=mix
             ),
+            ahead_steps,
         )
         audit = Audit([self.model], [self.optimizer])
         audit.open(plan)

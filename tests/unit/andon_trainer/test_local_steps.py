@@ -285,6 +285,94 @@ def test_an_overlapped_window_is_sent_while_the_next_one_is_computed() -> None:
     )
 
 
+def test_of_a_window_ahead_no_more_steps_are_made_than_the_line_wants() -> None:
+    bench, calm = (LocalBench(overlap=True, ahead_steps=1) for _ in range(2))
+    one, two = PositionRange(12, 24), PositionRange(24, 36)
+    ahead: dict[str, Any] = {"ahead": ranges((12, 24)), "ahead_batch": one}
+    bench.assign((0, 12), end="void", **ahead)
+    bench.assign((0, 12), end="commit", attempt=1, **ahead)
+    calm.assign((0, 12), end="commit", **ahead)
+    for each in (bench, calm):
+        each.assign((12, 24), end="commit", ahead=ranges((24, 36)), ahead_batch=two)
+        each.assign((24, 36), end="commit")
+    start, sent, beyond = bench.weights, [], []
+    for _body in bench.bodies():
+        sent.append(len(bench.sent))
+        if bench.stepper.committed:
+            beyond.append(bench.member.computed.due)
+    calm.run()
+
+    # Windows of three steps: a change leaves after the third, and the mean is there one later. Of
+    # the first there is another attempt, when its step ahead is made already: no other one is.
+    assert [len(samples) for samples in bench.computed] == [4] * 9
+    assert sent == [0, 0, 0, 1, 2, 2, 2, 3, 3, 4]
+    assert len(bench.borrowed) == 1
+    assert beyond == [ranges((12, 16)), ranges((24, 28)), ()]
+    assert bench.computed == calm.computed
+    trained = by_hand(LocalBench(), bench.computed)
+    together = torch.stack([bench.change_of(each) for each in bench.sent[1:]]).sum(0)
+    torch.testing.assert_close(together, difference(start, trained, bench), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(bench.weights, calm.weights, atol=0, rtol=0)
+
+
+def test_a_script_may_look_at_the_weights_that_all_workers_have_in_common() -> None:
+    bench, alone = (
+        LocalBench(overlap=True, middle=nn.BatchNorm1d(5), buffers=True),
+        LocalBench(middle=nn.BatchNorm1d(5), buffers=True),
+    )
+    ahead: dict[str, Any] = {"ahead": ranges((8, 16)), "ahead_batch": PositionRange(8, 16)}
+    bench.assign((0, 8), end="commit", **ahead)
+    bench.assign((8, 16), end="commit")
+    alone.assign((0, 8), end="commit")
+    alone.run()
+    looked, head = 0, [each.clone() for each in alone.model.state_dict().values()]
+
+    for body in bench.bodies():
+        own = [each.clone() for each in bench.model.state_dict().values()]
+        # Entered twice, as by a script that evaluates within an evaluation.
+        with bench.stepper.common_weights(), bench.stepper.common_weights():
+            seen = [each.clone() for each in bench.model.state_dict().values()]
+            bench.model(bench.inputs)  # It moves running statistics.
+        if body == 3:
+            looked += 1
+            torch.testing.assert_close(seen, head, atol=1e-7, rtol=1e-5)
+            assert not torch.equal(own[0], seen[0])
+        if body < 4:
+            assert all(map(torch.equal, own, bench.model.state_dict().values()))
+    assert looked == 1
+
+
+def test_weights_that_were_dropped_do_not_come_back_from_a_look() -> None:
+    bench = LocalBench(overlap=True)
+    ahead: dict[str, Any] = {"ahead": ranges((8, 16)), "ahead_batch": PositionRange(8, 16)}
+    bench.assign((0, 8), end="commit", **ahead)
+    bench.assign((8, 16), end="commit")
+    for body in bench.bodies():
+        if body == 3:
+            with bench.stepper.common_weights():
+                # A halt, for which this worker waits with the others in `line.mean`.
+                bench.member.drop_computed("a halt casts doubt on it")
+                head = bench.weights
+            assert all(map(torch.equal, head, bench.weights))
+
+
+def test_nothing_is_trained_while_the_models_hold_the_common_weights() -> None:
+    bench = LocalBench()
+    bench.assign((0, 8), end="commit")
+    batches = bench.stepper.batches(lambda: None)
+    next(batches)
+    with pytest.raises(RuntimeError, match="enter it after optimizer"):
+        bench.stepper.common_weights()
+    bench.optimizer.zero_grad()
+    bench.stepper.backward(bench.model(bench.inputs[:4]).square().mean(), None)
+    bench.optimizer.step()
+    with (
+        bench.stepper.common_weights(),
+        pytest.raises(RuntimeError, match="leave it before the next batch"),
+    ):
+        next(batches)
+
+
 def test_what_was_computed_ahead_is_on_top_of_the_lines_new_weights() -> None:
     bench = LocalBench(overlap=True)
     # The others' changes are such that the mean is half of what this worker sends.

@@ -133,6 +133,7 @@ def _stepper_for(session: LineSession, plan: ModelPlan, parts: LoopParts) -> Loo
             max_grad_norm=line.policy.max_grad_norm,
             mix=line.policy.mix,
         ),
+        line.policy.overlap_steps or None,
     )
 
 

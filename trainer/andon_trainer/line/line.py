@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsFloat, overload
@@ -555,6 +555,26 @@ class Line:
         left divide all samples.
         """
         return self._together.coverage.complete
+
+    def common_weights(self) -> AbstractContextManager[None]:
+        """Within it the models hold the weights that all workers have in common.
+
+        On local steps with `--overlap`, `--fragments` or a quorum a worker's own weights differ
+        from those after a commit. Everywhere else they are the same, and nothing happens. Others
+        need not call it. What you change of the models within it is lost.
+
+        ```python
+        if line.committed and line.step % 100 == 0:
+            with line.common_weights():
+                loss = evaluate(model)
+        ```
+
+        Raises:
+            RuntimeError: on local steps, a batch has not gone backward yet; from the loop, the next
+                batch is asked for within.
+        """
+        steps = self._session.stepper
+        return nullcontext() if steps is None else steps.common_weights()
 
     @overload
     def mean(self, value: float | torch.Tensor, weight: float = 1.0) -> float: ...

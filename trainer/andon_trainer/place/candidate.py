@@ -105,7 +105,8 @@ def refuse_other_plan(mine: RunPlan, theirs: RunPlan) -> None:
 
 _FIXED = (
     *("topology", "encoding", "answer_encoding", "mean"),
-    *("local_steps", "outer", "overlap", "average_buffers", "fragments", "mix"),
+    *("local_steps", "outer", "overlap", "overlap_steps", "fragments", "mix"),
+    "average_buffers",
 )
 """The fields of a policy that a worker is set up for. It looks the others up in each step."""
 

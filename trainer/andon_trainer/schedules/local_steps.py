@@ -39,7 +39,9 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -89,11 +91,13 @@ class LocalMember(RunMember, Protocol):
 class _Sums:
     """The sums over the local steps of a pile."""
 
+    steps: int = 0
     weight: float = 0.0
     loss_sum: float = 0.0
     correct: int | None = 0
 
     def add(self, state: StepState) -> None:
+        self.steps += 1
         self.weight += state.weight
         self.loss_sum += state.loss_sum
         both = self.correct is not None and state.correct is not None
@@ -138,11 +142,22 @@ class LocalStepper(AddsUp):
         member: LocalMember,
         changes: ChangeExchange,
         outer: OuterStep,
+        most_ahead: int | None = None,
     ) -> None:
-        """Stands between windows."""
+        """Stands between windows.
+
+        Args:
+            parts: what every loop has.
+            member: this worker's place.
+            changes: exchanges what local steps change.
+            outer: what moves the line's weights at a window's end.
+            most_ahead: how many local steps are made while a change travels; None: as many as the
+                line deals ahead.
+        """
         super().__init__(parts, changes, OneProcess())
         self._local = member
         self._outer = outer
+        self._most_ahead = most_ahead
         self._buffers = changes.buffers
         self._held = HeldState(parts.replica, parts.device)
         self._weights = LineWeights(member, parts.replica, self._held, changes, outer)
@@ -178,6 +193,15 @@ class LocalStepper(AddsUp):
         """Whether the last `optimizer.step()` moved this worker's weights."""
         state = self._state
         return state is not None and state.phase is StepPhase.COMMITTED and not state.borrowed
+
+    def common_weights(self) -> AbstractContextManager[None]:
+        """See `LoopSteps`."""
+        if self.in_body:
+            raise _in_between()
+        # Entered again, or where nothing is beyond them, the models hold them already.
+        if not self._touched or self._held.is_shown:
+            return nullcontext()
+        return self._held.shown()
 
     def pause(self) -> None:
         """Makes the weights the line's: the script ends, or leaves its epoch."""
@@ -223,9 +247,12 @@ class LocalStepper(AddsUp):
         epoch, batch = assigned.epoch, assigned.batch
         due = self._shares.of(assigned, epoch, computed.missing(assigned), batch)
         ahead = self._shares.of(assigned, epoch, computed.missing_ahead(assigned), batch)
+        most = len(ahead) if self._most_ahead is None else self._most_ahead - self._ahead.steps
+        # The rest of it is due in the next round, and computed then.
+        ahead, rest = self._shares.split(ahead, max(0, most))
         round_ = self._round = self._open(assigned, due, ahead)
         self._member.talk.show("COMPUTING")
-        batches, began = self._batches(due, ahead, assigned), time.perf_counter()
+        batches, began = self._batches(due, ahead, rest, assigned), time.perf_counter()
         # Whether there is anything to compute is not known before: a stream may end here.
         first = next(batches, None) if round_.parts else None
         self._loaded(round_.state, began)
@@ -289,19 +316,22 @@ class LocalStepper(AddsUp):
         del round_.parts[kept:]
         round_.due = min(round_.due, kept)
 
-    def _batches(self, due: Share, ahead: Share, assigned: Assigned) -> Iterator[MicroBatch]:
-        """The micro-batches of both shares; the loading processes go on with what follows."""
+    def _batches(
+        self, due: Share, ahead: Share, rest: Share, assigned: Assigned
+    ) -> Iterator[MicroBatch]:
+        """The micro-batches of the first two; the loading processes go on with what follows."""
 
-        def later() -> Iterator[Share]:
-            if len(ahead):
-                yield ahead
+        def after(*shares: Share) -> Iterator[Share]:
+            yield from filter(len, shares)
             yield from self._shares.upcoming(assigned)
 
-        yield from self._feeder.batches(due, later)
-        yield from self._feeder.batches(ahead, lambda: self._shares.upcoming(assigned))
+        yield from self._feeder.batches(due, partial(after, ahead, rest))
+        yield from self._feeder.batches(ahead, partial(after, rest))
 
     def _local_step(self, round_: _Round, batches: Iterator[MicroBatch]) -> Iterator[Any]:
         """The loop's micro-batches of one local step."""
+        if self._held.is_shown:
+            raise _in_between()
         left = sum(map(len, round_.parts[round_.made]))
         state = self._state = StepState.begin(round_.state.assigned, round_.state.doubts, None)
         state.samples = left
@@ -532,3 +562,10 @@ class LocalStepper(AddsUp):
             return OwnWeights(exchanged, start, {})
         # What it keeps of these blocks is a part of the change that it sends next.
         return OwnWeights(exchanged, start, self._change, self._outer.mix)
+
+
+def _in_between() -> RuntimeError:
+    return RuntimeError(
+        "line.common_weights() is for between two batches, since the models hold the line's "
+        "weights for a while: enter it after optimizer.step(), and leave it before the next batch"
+    )

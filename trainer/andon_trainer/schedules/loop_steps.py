@@ -18,7 +18,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,6 +171,10 @@ class LoopSteps(ABC):
     def left_over(self) -> int:
         """Number of committed batches whose gradients wait for more of their accumulation."""
         return 0
+
+    def common_weights(self) -> AbstractContextManager[None]:
+        """Within it the models hold the line's weights, the same on all workers."""
+        return nullcontext()
 
     def accumulate(self, every: int) -> AbstractContextManager[None]:
         """Around loop bodies: every `every`-th batch moves the weights.

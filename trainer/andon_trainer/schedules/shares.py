@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
 
 from andon.protocol.grains import Grains
 from andon.protocol.records import Cursor, PositionRange
-from andon.protocol.shards import Ranges, cursor_after, deal, divide, next_batch
+from andon.protocol.shards import Ranges, cursor_after, deal, divide, merged, next_batch
 from andon_trainer.core.events import Assigned
 from andon_trainer.data.feed import Feeder, Share
 from andon_trainer.schedules.processes import Processes
@@ -43,6 +45,15 @@ class Shares:
         if positions == assigned.positions:  # Of shares to come the line has not said it yet.
             parts = max(parts, min(assigned.micro_batches, samples))
         return Share(epoch, positions, parts=max(1, parts), batch=batch)
+
+    def split(self, share: Share, first: int) -> tuple[Share, Share]:
+        """The first parts of a share, and the others, which are computed later."""
+        parts = list(divide(share.ranges, share.parts))
+
+        def of(some: list[Ranges]) -> Share:
+            return replace(share, ranges=merged(chain(*some)), parts=max(1, len(some)))
+
+        return of(parts[:first]), of(parts[first:])
 
     def filled(self, share: Share) -> list[Ranges]:
         """The parts of a share that hold samples: of a batch sampler's positions not all do."""

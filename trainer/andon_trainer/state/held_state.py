@@ -9,7 +9,8 @@ kept as well, since it has seen the same gradients.
 from __future__ import annotations
 
 import copy
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +65,8 @@ class HeldState:
         self._device = device
         self._tensors: list[torch.Tensor] = []
         self._inner = InnerState()
+        self._aside: list[torch.Tensor] | None = None
+        """What the models held, while they show what is held."""
 
     def take(self, inner: InnerState | None = None, but: Container[int] = ()) -> None:
         """Copies the models as they are. Their memory is used again for the next copy.
@@ -92,10 +95,34 @@ class HeldState:
 
     def restore(self) -> None:
         """Makes the models, and everything that goes with them, what they were."""
-        with torch.no_grad():
-            for held, tensor in zip(self._tensors, self._present(), strict=True):
-                tensor.copy_(held)
+        self._aside = None
+        self._fill(self._tensors)
         self._inner.restore(self._replica, self._device)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the models show what is held."""
+        return self._aside is not None
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """The models hold what is held, and afterwards what they held; not if `restore` was called.
+
+        It is for between two loop bodies, where no forward or backward is under way.
+        """
+        self._aside = [tensor.detach().clone() for tensor in self._present()]
+        self._fill(self._tensors)
+        try:
+            yield
+        finally:
+            if self._aside is not None:
+                self._fill(self._aside)
+            self._aside = None
+
+    def _fill(self, tensors: list[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for given, tensor in zip(tensors, self._present(), strict=True):
+                tensor.copy_(given)
 
     def tree(self) -> dict[str, Any]:
         """What the replica's state was, as `Replica.tree` has it. Nothing is copied."""
