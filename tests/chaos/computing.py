@@ -154,6 +154,7 @@ class LocalSteps(Computing):
     outer: Outer = field(default_factory=Outer)
     fragments: int = 1
     mix: float = 0.0
+    overlap_steps: int = 0
     own: LocalWeights = field(default_factory=LocalWeights)
 
     def compute(
@@ -164,7 +165,7 @@ class LocalSteps(Computing):
             self.own.begin(state.weights)
         self.pace.begin()
         parts = self._parts(assigned, positions_of(self.piles.missing(assigned)))
-        ahead = bool(self.piles.missing_ahead(assigned))
+        ahead = bool(self._parts_ahead(assigned))
 
         def step(part: Positions) -> None:
             self.due_step(assigned.epoch, part)
@@ -181,8 +182,7 @@ class LocalSteps(Computing):
 
     def compute_ahead(self, assigned: Assigned, pass_by: PassBy) -> Sequence[Positions]:
         """Makes further local steps, which the next round's record will cover."""
-        missing = self.piles.missing_ahead(assigned)
-        parts = self._parts(assigned, positions_of(missing))
+        parts = self._parts_ahead(assigned)
 
         def step(part: Positions) -> None:
             self.own.step_ahead(self.task, assigned.epoch, ranges_of(part))
@@ -217,6 +217,14 @@ class LocalSteps(Computing):
         """The piles do not count any more; the core has emptied them."""
         self.own = LocalWeights()
 
+    def _parts_ahead(self, assigned: Assigned) -> list[Positions]:
+        missing = positions_of(self.piles.missing_ahead(assigned))
+        if not self.overlap_steps or not missing:
+            return self._parts(assigned, missing)
+        # The first ones of its share, of which an attempt before may have made some.
+        steps = self._parts(assigned, positions_of(assigned.ahead))[: self.overlap_steps]
+        return [step for step in steps if set(step) <= set(missing)]
+
     def _parts(self, assigned: Assigned, missing: Positions) -> list[Positions]:
         return parts_of(missing, math.ceil(self.task.batch / assigned.world_size))
 
@@ -226,7 +234,14 @@ def computing_for(task: Task, policy: Policy, piles: Computed) -> Computing:
     if not policy.local_steps:
         return Gradients(task)
     outer = Outer(rate=policy.outer.learning_rate, momentum=policy.outer.momentum)
-    return LocalSteps(task, piles=piles, outer=outer, fragments=policy.fragments, mix=policy.mix)
+    return LocalSteps(
+        task,
+        piles=piles,
+        outer=outer,
+        fragments=policy.fragments,
+        mix=policy.mix,
+        overlap_steps=policy.overlap_steps,
+    )
 
 
 def positions_of(ranges: Iterable[PositionRange]) -> Positions:

@@ -126,7 +126,10 @@ SCHEDULES = (
     ),
     LineSchedule(
         name="overlapped-ring",
-        flags=(*_LOCAL, "--outer", "nesterov", "--overlap", "--mix", "0.5", "--topology", "ring"),
+        flags=(
+            *(*_LOCAL, "--outer", "nesterov", "--overlap", "--overlap-steps", "1", "--mix", "0.5"),
+            *("--topology", "ring"),
+        ),
         local_steps=4,
         mix=0.5,
         outer=_NESTEROV,

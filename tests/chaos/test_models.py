@@ -61,7 +61,16 @@ def test_a_model_comes_out_the_same_though_worker_and_coordinator_were_killed(
 _LOCAL = ("--schedule", "local", "--local-steps", "4", "--outer", "nesterov")
 _WINDOWS = {
     "cadence": ("--schedule", "cadence", "--max-anchor", "3", "--growth-cost", "1"),
-    "local-overlapped": (*_LOCAL, "--overlap", "--fragments", "2", "--mix", "0.5"),
+    "local-overlapped": (
+        *_LOCAL,
+        "--overlap",
+        "--overlap-steps",
+        "1",
+        "--fragments",
+        "2",
+        "--mix",
+        "0.5",
+    ),
 }
 
 
