@@ -62,6 +62,16 @@ def test_shares_move_to_faster_workers_overflows_move_nobody_and_all_end_with_th
     assert max(last.values()) > 5 * 8
 
 
+def test_five_workers_of_four_languages_have_a_trimmed_mean(tmp_path: Path) -> None:
+    with mixed_line(tmp_path, 5, 8, "--mean", "trimmed") as line:
+        for slot, language in enumerate(("python", *LANGUAGES, "node")):
+            line.start(slot, language)
+        line.ended_alike()
+
+    steps = [entry.result for entry in line.judge() if entry.result is not None]
+    assert [result.trimmed for result in steps] == [1] * 8
+
+
 def test_a_client_on_a_line_with_local_steps_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with mixed_line(tmp_path, 3, 5, "--schedule", "local") as line:
         for slot, language in enumerate(LANGUAGES):

@@ -8,6 +8,13 @@
 #include "worker/digests.h"
 
 namespace andon {
+namespace {
+
+bool names(const google::protobuf::RepeatedPtrField<std::string>& all, const std::string& capability) {
+  return std::find(all.begin(), all.end(), capability) != all.end();
+}
+
+}  // namespace
 
 // One Reduce stream. One thread reads it; another writes queued messages. A null message ends the
 // writing thread.
@@ -24,7 +31,9 @@ struct Exchange::Stream {
 Exchange::Exchange(std::uint64_t number, std::string home, std::string folder,
                    v1::OpenRound opening, std::shared_ptr<Inbox> inbox)
     : number(number), home_(std::move(home)), folder_(std::move(folder)),
-      opening_(std::move(opening)), inbox_(std::move(inbox)) {}
+      opening_(std::move(opening)),
+      operation_(names(opening_.capabilities(), kTrimmed) ? v1::OPERATION_TRIMMED_MEAN : v1::OPERATION_WEIGHTED_MEAN),
+      inbox_(std::move(inbox)) {}
 
 Exchange::~Exchange() {
   for (auto& [address, stream] : streams_) {
@@ -59,8 +68,8 @@ Exchange::Stream& Exchange::to(const std::string& address) {
     for (; readable && it->call->Read(answer.get()); answer = std::make_shared<v1::ReduceResponse>()) {
       if (answer->has_round_opened() && !opened) {
         opened = true;
-        agreed = has(answer->round_opened(), kChecksums);
-        it->suits.set_value(suits(answer->round_opened()));
+        agreed = names(answer->round_opened().capabilities(), kChecksums);
+        it->suits.set_value(lacks(answer->round_opened()).empty());
       }
       readable = header_intact(*answer);
       if (readable) inbox->put({nullptr, answer, number, {}, agreed && !payload_intact(*answer)});
@@ -74,14 +83,10 @@ Exchange::Stream& Exchange::to(const std::string& address) {
   return *stream;
 }
 
-bool has(const v1::RoundOpened& opened, const std::string& capability) {
-  const auto& all = opened.capabilities();
-  return std::find(all.begin(), all.end(), capability) != all.end();
-}
-
-bool Exchange::suits(const v1::RoundOpened& opened) const {
-  const auto& needed = opening_.capabilities();
-  return std::all_of(needed.begin(), needed.end(), [&](const auto& each) { return has(opened, each); });
+std::string Exchange::lacks(const v1::RoundOpened& opened) const {
+  for (const auto& each : opening_.capabilities())
+    if (!names(opened.capabilities(), each)) return each;
+  return {};
 }
 
 void Exchange::send(const Round& round) {
@@ -105,7 +110,7 @@ void Exchange::send(const Round& round) {
       auto* block = message->mutable_block_gradient();
       *block->mutable_key() = round.work.key();
       block->set_sequence(round.sequence);
-      block->set_operation(v1::OPERATION_WEIGHTED_MEAN);
+      block->set_operation(operation_);
       block->set_rank(round.work.rank());
       block->set_world_size(round.work.world_size());
       block->set_block(chunk.block);

@@ -11,8 +11,8 @@
 
 namespace andon {
 
-// Whether a reducer names a capability.
-bool has(const v1::RoundOpened& opened, const std::string& capability);
+// The capability of reducers that make trimmed means.
+inline constexpr char kTrimmed[] = "trimmed.v1";
 
 // The worker's streams to the reducers. If a round is void, its streams are discarded (rule 16).
 class Exchange {
@@ -24,15 +24,18 @@ class Exchange {
   // opening names capabilities, nothing leaves for a reducer that lacks one of them.
   void send(const Round& round);
 
+  // Which of the opening's capabilities a reducer lacks; empty: none.
+  std::string lacks(const v1::RoundOpened& opened) const;
+
   const std::uint64_t number;
 
  private:
   struct Stream;
   Stream& to(const std::string& address);
-  bool suits(const v1::RoundOpened& opened) const;
 
   const std::string home_, folder_;
   const v1::OpenRound opening_;
+  const v1::Operation operation_;
   const std::shared_ptr<Inbox> inbox_;
   std::map<std::string, std::unique_ptr<Stream>> streams_;
 };

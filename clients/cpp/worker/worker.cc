@@ -21,7 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 // What this client can do beyond the steps of every worker: docs/protocol.md, Capabilities.
-constexpr const char* kCapabilities[] = {"balance.v1", "norms.v1", "mean-buffers.v1", "overflow.v1", kSameBits, kVerifies};
+constexpr const char* kCapabilities[] = {"balance.v1", "norms.v1", "mean-buffers.v1", "overflow.v1", kSameBits, kVerifies, kTrimmed};
 constexpr double kFirstPatienceS = 300, kFirstWaitS = 0.05, kLongestWaitS = 2;
 
 // States what decides the bits of this worker's sums and products, in rising order of names:
@@ -165,6 +165,7 @@ void Worker::accept(const v1::JoinAccepted& welcome) {
 void Worker::open() {
   auto opening = ticket<v1::OpenRound>(config_, *welcome_);
   if (config_.plan.grain() > 0) opening.add_capabilities(kSameBits);
+  if (welcome_->policy().mean() == v1::MEAN_KIND_TRIMMED) opening.add_capabilities(kTrimmed);
   exchange_ = std::make_unique<Exchange>(++exchanges_, config_.address, config_.tls, opening, session_->inbox);
 }
 
@@ -259,9 +260,11 @@ void Worker::hear(const v1::ReduceResponse& answer, bool corrupt) {
     if (most > 0 && most < largest)
       fault(round_->fault(v1::FAULT_KIND_PROTOCOL, "a reducer accepts payloads of " + std::to_string(most) +
                                                        " bytes, and chunks have " + std::to_string(largest)));
-    else if (config_.plan.grain() > 0 && !has(answer.round_opened(), kSameBits))
-      fault(round_->fault(v1::FAULT_KIND_PROTOCOL, "a reducer lacks same-bits.v1, so it can't add gradients along "
-                                                   "the tree of grains: update it"));
+    else if (const auto lacks = exchange_->lacks(answer.round_opened()); !lacks.empty())
+      fault(round_->fault(v1::FAULT_KIND_PROTOCOL,
+                          "a reducer lacks " + lacks + ", so it " +
+                              (lacks == kTrimmed ? "makes no trimmed means" : "can't add gradients along the tree of grains") +
+                              ": update it"));
   } else if (answer.has_averaged_block() && present(answer.averaged_block().key())) {
     const auto& average = answer.averaged_block();
     if (corrupt)

@@ -12,6 +12,8 @@ import (
 	pb "andon/v1"
 )
 
+const trimmed = "trimmed.v1" // the capability of reducers that make trimmed means
+
 // A bulkStream is a stream to a reducer.
 type bulkStream struct {
 	pb.Reducer_ReduceClient
@@ -80,8 +82,8 @@ func (w *Worker) openReducer(ctx context.Context, address string) (*grpc.ClientC
 		return nil, nil, err
 	}
 	capabilities := []string{checksums}
-	if w.config.Plan.Grain > 0 {
-		capabilities = append(capabilities, sameBits)
+	if needs := w.needs(); needs != "" {
+		capabilities = append(capabilities, needs)
 	}
 	stream, err := pb.NewReducerClient(connection).Reduce(ctx)
 	if err == nil {
@@ -101,11 +103,18 @@ func (w *Worker) reopen() {
 	if w.exchange != nil {
 		w.exchange.cancel()
 	}
-	needs := ""
-	if w.config.Plan.Grain > 0 {
-		needs = sameBits
+	w.exchange = newExchange(w.ctx, w.inbox, w.needs(), w.openReducer)
+}
+
+// needs is the capability without which no reducer can do what the line asks for; empty: each can.
+func (w *Worker) needs() string {
+	switch {
+	case w.config.Plan.Grain > 0:
+		return sameBits
+	case w.welcome.GetPolicy().GetMean() == pb.MeanKind_MEAN_KIND_TRIMMED:
+		return trimmed
 	}
-	w.exchange = newExchange(w.ctx, w.inbox, needs, w.openReducer)
+	return ""
 }
 
 func has(capabilities []string, wanted string) bool {
@@ -329,7 +338,7 @@ func (x *exchange) send(r *round) error {
 			deliveries = append(deliveries, delivery{stream, message})
 		}
 		for _, each := range r.outgoing {
-			message := sealed(&pb.ReduceRequest{Message: &pb.ReduceRequest_BlockGradient{BlockGradient: r.slice(piece, each)}})
+			message := sealed(&pb.ReduceRequest{Message: &pb.ReduceRequest_BlockGradient{BlockGradient: r.slice(piece, each, x.operation())}})
 			deliveries = append(deliveries, delivery{stream, message})
 		}
 	}
@@ -350,11 +359,19 @@ func (x *exchange) send(r *round) error {
 	return nil
 }
 
+// operation is what reducers make of gradients.
+func (x *exchange) operation() pb.Operation {
+	if x.needs == trimmed {
+		return pb.Operation_OPERATION_TRIMMED_MEAN
+	}
+	return pb.Operation_OPERATION_WEIGHTED_MEAN
+}
+
 // slice is one chunk of a contribution.
-func (r *round) slice(piece chunk, of contribution) *pb.BlockGradient {
+func (r *round) slice(piece chunk, of contribution, operation pb.Operation) *pb.BlockGradient {
 	numbers := of.gradients[piece.block][piece.offset : piece.offset+piece.count]
 	return &pb.BlockGradient{
-		Key: r.work.Key, Sequence: r.sequence, Operation: pb.Operation_OPERATION_WEIGHTED_MEAN,
+		Key: r.work.Key, Sequence: r.sequence, Operation: operation,
 		Rank: r.work.Rank, WorldSize: r.work.WorldSize, Block: uint32(piece.block),
 		ElementOffset: piece.offset, ElementCount: piece.count, Weight: of.weight,
 		Encoding: pb.Encoding_ENCODING_FLOAT32, Node: of.node,

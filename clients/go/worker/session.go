@@ -29,7 +29,7 @@ func (l *Lost) Error() string { return "the line is lost: " + l.Message }
 
 // capabilities are what this client can do beyond the steps of every worker: docs/protocol.md,
 // Capabilities.
-var capabilities = []string{"balance.v1", "norms.v1", "mean-buffers.v1", "overflow.v1", sameBits, verifies}
+var capabilities = []string{"balance.v1", "norms.v1", "mean-buffers.v1", "overflow.v1", sameBits, verifies, trimmed}
 
 var errOver = errors.New("the run is over")
 

@@ -155,8 +155,12 @@ func (w *Worker) average(one event) {
 		if most, largest := uint64(it.RoundOpened.MaxPayloadBytes), 4*w.round.largest(); most > 0 && most < largest {
 			text := fmt.Sprintf("a reducer takes payloads of %d bytes, and chunks have %d", most, largest)
 			w.fault(pb.FaultKind_FAULT_KIND_PROTOCOL, &pb.Fault{Message: text})
-		} else if w.config.Plan.Grain > 0 && !has(it.RoundOpened.Capabilities, sameBits) {
-			text := "a reducer lacks same-bits.v1, so it can't add gradients along the tree of grains: update it"
+		} else if needs := w.needs(); needs != "" && !has(it.RoundOpened.Capabilities, needs) {
+			does := "can't add gradients along the tree of grains"
+			if needs == trimmed {
+				does = "makes no trimmed means"
+			}
+			text := fmt.Sprintf("a reducer lacks %s, so it %s: update it", needs, does)
 			w.fault(pb.FaultKind_FAULT_KIND_PROTOCOL, &pb.Fault{Message: text})
 		}
 	case *pb.ReduceResponse_AveragedBlock:

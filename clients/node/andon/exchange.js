@@ -4,6 +4,9 @@ import { CAPABILITY, checksumsOf, headerIntact, payloadIntact } from './checksum
 import { toBytes } from './digests.js';
 import { connect, listen, v1, write } from './wire.js';
 
+/** The capability of reducers that make trimmed means. */
+export const TRIMMED = 'trimmed.v1';
+
 /** The worker's streams to the reducers. If a round is void, its streams are discarded (rule 16). */
 export class Exchange {
   #calls = new Map();
@@ -13,6 +16,7 @@ export class Exchange {
    * An answer is `corrupt` if it is an average that does not match its checksum. */
   constructor(home, folder, opening, needs, told) {
     Object.assign(this, { home, folder, opening, needs, told });
+    this.operation = needs.includes(TRIMMED) ? 'OPERATION_TRIMMED_MEAN' : 'OPERATION_WEIGHTED_MEAN';
   }
 
   #to(address) {
@@ -71,7 +75,7 @@ export class Exchange {
       for (const { node, weight, gradients } of outgoing) {
         const blockGradient = {
           key, sequence, rank, worldSize, block, elementOffset: offset, elementCount: count,
-          operation: 'OPERATION_WEIGHTED_MEAN', encoding: 'ENCODING_FLOAT32', weight, node,
+          operation: this.operation, encoding: 'ENCODING_FLOAT32', weight, node,
           payload: toBytes(gradients[block].subarray(offset, offset + count)),
         };
         if (!(await this.#write(address, { blockGradient }))) return;

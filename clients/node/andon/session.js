@@ -7,7 +7,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 
 import { unsupportedLine } from './checks.js';
 import { layoutDigest } from './digests.js';
-import { Exchange } from './exchange.js';
+import { Exchange, TRIMMED } from './exchange.js';
 import { CAPABILITY as SAME_BITS } from './tree.js';
 import { CAPABILITY as VERIFIES } from './verification.js';
 import { connect, Inbox, listen, status, v1 } from './wire.js';
@@ -24,7 +24,9 @@ export class Again extends Error {}
 const LEAVE_PATIENCE_MS = 5000;
 
 /** What this client can do beyond the steps of every worker: docs/protocol.md, Capabilities. */
-const CAPABILITIES = ['balance.v1', 'norms.v1', 'mean-buffers.v1', 'overflow.v1', SAME_BITS, VERIFIES];
+const CAPABILITIES = [
+  'balance.v1', 'norms.v1', 'mean-buffers.v1', 'overflow.v1', SAME_BITS, VERIFIES, TRIMMED,
+];
 
 const REFUSALS = new Set([
   status.FAILED_PRECONDITION, status.INVALID_ARGUMENT, status.UNAUTHENTICATED, status.PERMISSION_DENIED,
@@ -100,6 +102,7 @@ export class Session {
     this.exchange?.cancel();
     const { address, tls, plan } = this.config;
     const needs = plan.grain ? [SAME_BITS] : [];
+    if (this.welcome.policy.mean === 'MEAN_KIND_TRIMMED') needs.push(TRIMMED);
     this.exchange = new Exchange(address, tls, this.pass, needs, (from, answer, error) => {
       this.#inbox.put({ from, answer, error });
     });

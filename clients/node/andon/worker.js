@@ -212,9 +212,10 @@ export class Worker {
 
   /** Reports a fault if the reducer can't take what this round sends. */
   #measure({ maxPayloadBytes: most, capabilities }) {
-    if (this.config.plan.grain && !capabilities.includes(SAME_BITS)) {
-      const message = `a reducer lacks ${SAME_BITS}, so it can't add gradients along the tree of grains: update it`;
-      this.#fault({ kind: 'PROTOCOL', message });
+    const lacks = this.#session.exchange.needs.find((each) => !capabilities.includes(each));
+    if (lacks) {
+      const does = lacks === SAME_BITS ? "can't add gradients along the tree of grains" : 'makes no trimmed means';
+      this.#fault({ kind: 'PROTOCOL', message: `a reducer lacks ${lacks}, so it ${does}: update it` });
     }
     const largest = 4 * Math.max(...this.#round.chunks.map((chunk) => chunk.count));
     if (most === 0 || most >= largest) return;
