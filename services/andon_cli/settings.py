@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,7 @@ __all__ = [
     "FILE",
     "SettingsFile",
     "app_of",
+    "arguments_of",
     "as_flags",
     "as_table",
     "read_schema",
@@ -107,12 +109,14 @@ class SettingsFile:
         Raises:
             UsageError: there is one. It is misspelt, or may only be a flag.
         """
+        if not self.own and not self.shared:
+            return
         known = _known(settings)
         unknown = self.own.keys() - known
         if not unknown and not self.shared.keys() <= known:
             # Only now, since this imports the schemas of all commands.
             schemas = [imported(verb.schema) for verb in VERBS.values()]
-            known = known.union(*(_known(settings_of(_arguments(each))) for each in schemas))
+            known = known.union(*(_known(settings_of(arguments_of(each))) for each in schemas))
             unknown = self.shared.keys() - known
         for key in sorted(unknown):
             raise UsageError(f"{key} in {self.path} is not a setting, or only a flag")
@@ -157,6 +161,23 @@ def read_schema(
     return GivenSettings(settings, sources)
 
 
+class _Parser(App):
+    """An app with arguments that are made once for each schema: that takes longer than to parse."""
+
+    def assemble_argument_collection(self, **options: Any) -> ArgumentCollection:
+        if options or self.default_command is None:
+            return super().assemble_argument_collection(**options)
+        # Parsing writes into arguments: each app has its own.
+        schema: Any = type(self.default_command())
+        own = {id(each): copy(each) for each in arguments_of(schema)}
+        for each in own.values():
+            each.tokens = []
+            each.children = ArgumentCollection(  # type: ignore[no-untyped-call]  # Cyclopts' own
+                own[id(child)] for child in each.children
+            )
+        return ArgumentCollection(own.values())  # type: ignore[no-untyped-call]  # Cyclopts' own
+
+
 def app_of(schema: Any, fill: Callable[..., None] | None = None) -> App:
     """The Cyclopts app that parses the flags of a schema and returns it."""
 
@@ -165,7 +186,7 @@ def app_of(schema: Any, fill: Callable[..., None] | None = None) -> App:
 
     build.__annotations__ = {"settings": Annotated[schema, Parameter(name="*")]}
     _evaluate_annotations(schema)
-    app = App(
+    app = _Parser(
         "andon",
         config=() if fill is None else (fill,),
         default_parameter=Parameter(allow_repeating=True, negative=(), name_transform=_flag_name),
@@ -213,7 +234,7 @@ def split_words(
     """
     valued = {
         name
-        for argument in settings_of(_arguments(schema))
+        for argument in settings_of(arguments_of(schema))
         if not argument.is_flag()
         for name in argument.names
     }
@@ -258,7 +279,7 @@ def _chosen(settings: object, only: Collection[str] | None = None) -> list[tuple
     """Flag and value of each setting that is not at its default."""
     schema: Any = type(settings)
     chosen = []
-    for argument in settings_of(_arguments(schema)):
+    for argument in settings_of(arguments_of(schema)):
         if only is not None and argument.keys[0] not in only:
             continue
         value: Any = settings
@@ -270,7 +291,8 @@ def _chosen(settings: object, only: Collection[str] | None = None) -> list[tuple
 
 
 @cache
-def _arguments(schema: Any) -> ArgumentCollection:
+def arguments_of(schema: Any) -> ArgumentCollection:
+    """The arguments of a schema, without tokens; a process makes them once."""
     return app_of(schema).assemble_argument_collection(parse_docstring=False)
 
 

@@ -128,9 +128,10 @@ class Nursery:
 
 
 _TRAINER = ("andon_trainer.preloaded",)
+_SCHEMAS = "integration.fixtures.schemas"
 _MODULES = {
     # `andon run`, too, whose workers and service are forked then (fixtures/warm_run.py).
-    "trainer": (*_TRAINER, "andon_cli.commands.run", "andon_server.serve"),
+    "trainer": (*_TRAINER, "andon_cli.commands.run", "andon_server.serve", _SCHEMAS),
     "service": (
         "andon_server.serve",
         "andon_trainer.place.membership",
@@ -138,6 +139,7 @@ _MODULES = {
         *sorted(
             {name.partition(":")[0] for verb in VERBS.values() for name in (verb.schema, verb.run)}
         ),
+        _SCHEMAS,
     ),
     # The package imports a name's module when the name is asked for.
     "models": (
