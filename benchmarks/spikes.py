@@ -9,7 +9,9 @@ samples of just the others are left out. The same run without anything planted s
 and so that it says more than chance, the learning rate falls to nothing towards the end, as it does
 where somebody wants a good model, and there are several seeds. A third run has nothing planted and
 never gets the samples that the line should leave out: its loss is that of faultless decisions.
-Other runs without anything planted must have no intervention at all.
+*As many* runs have more batches by as many as are left out: they train as many samples as the run
+without spikes, as somebody does who trains for a number of samples, so they show what the spikes
+themselves cost. Other runs without anything planted must have no intervention at all.
 
 Further runs have one fault of one worker that lasts from some batch on, with `--on-spike drop`:
 wrong labels, gradients that grow by 3 % of themselves with each batch, a small block whose gradient
@@ -80,6 +82,10 @@ _WHOLE = ("noisy-digits",)
 """Models that travel as one block: none of it can be told from the rest."""
 
 
+Plan = tuple[tuple[int, str, int], ...]
+"""Batches, what is planted there, and in which rank; -1: in all."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpikeSpec:
     """The parameters of one worker process."""
@@ -93,8 +99,7 @@ class SpikeSpec:
     """The steps in which the learning rate falls to 0, along a cosine; 0: it stays as it is."""
     left_out: tuple[int, ...] = ()
     """Batches that the data does not have."""
-    planted: tuple[tuple[int, str, int], ...] = ()
-    """Batches, what is planted there, and in which rank; -1: in all."""
+    planted: Plan = ()
     address: str = ""
     run_id: str = ""
     run_dir: str = ""
@@ -145,6 +150,7 @@ def main() -> None:
         clean = replace(spec, batches=options.clean_batches)
         parts = {
             "planted": partial(_planted, spec, options.planted, options.seeds),
+            "as-many": partial(_as_many, spec, options.planted, options.seeds),
             "clean": partial(_clean, clean, options.clean),
             "lasting": partial(_lasting, lasting, options.lasting),
             "ruined": partial(_ruined, lasting, options.ruined),
@@ -172,34 +178,67 @@ def _planted(spec: SpikeSpec, count: int, seeds: int) -> dict[str, Any]:
     }
 
 
+def _as_many(spec: SpikeSpec, count: int, seeds: int) -> dict[str, Any]:
+    """Runs with spikes, each beside the same without any that trains as many samples."""
+    runs = []
+    for seed in range(1, seeds + 1):
+        calm = replace(spec, seed=seed, decays_over=spec.batches)
+        planted = _plan(calm, count)
+        longer = replace(calm, batches=spec.batches + len(_left_out(planted)), planted=planted)
+        runs.append(_judged(longer, _run(calm), _run(longer)))
+        print(json.dumps(runs[-1]), flush=True)
+    total = {name: sum(run[name] for run in runs) for name in _COUNTED}
+    return {
+        "task": spec.task,
+        "what": "as-many",
+        "batches": spec.batches,
+        "seeds": seeds,
+        **total,
+        "relative": fmean(run["loss"] / run["loss_without"] - 1 for run in runs),
+        "runs": runs,
+    }
+
+
 _COUNTED = ("planted", "right", "beside", "halts", "ledger_faults", "interventions_without")
 """What is added up over the seeds."""
 
 
 def _beside_each_other(spec: SpikeSpec, count: int) -> dict[str, Any]:
     planted = _plan(spec, count)
-    bad = tuple(batch for batch, kind, _ in planted if kind == SpikeKind.BATCH.value)
-    others = tuple(batch for batch, kind, _ in planted if kind != SpikeKind.BATCH.value)
+    others = _left_out(planted)
     calm = _run(replace(spec, decays_over=spec.batches))
     shorter = replace(spec, decays_over=spec.batches - len(others))
-    stormy, best = _run(replace(shorter, planted=planted)), _run(replace(shorter, left_out=others))
-    run = {
-        "seed": spec.seed,
-        "planted": count,
-        "right": len({*bad} & {*stormy.limited}) + len({*others} & {*stormy.skipped}),
-        "beside": len({*stormy.limited} - {*bad}) + len({*stormy.skipped} - {*others}),
-        "halts": stormy.halts,
-        "loss": stormy.loss,
-        "loss_without": calm.loss,
-        "loss_best": best.loss,
-        "ledger_faults": stormy.ledger_faults,
-        "interventions_without": calm.decisions + calm.halts + best.decisions + best.halts,
-    }
+    stormy, best = replace(shorter, planted=planted), _run(replace(shorter, left_out=others))
+    run = _judged(stormy, calm, _run(stormy))
+    run["loss_best"] = best.loss
+    run["interventions_without"] += best.decisions + best.halts
     print(json.dumps(run), flush=True)
     return run
 
 
-def _plan(spec: SpikeSpec, count: int) -> tuple[tuple[int, str, int], ...]:
+def _left_out(planted: Plan) -> tuple[int, ...]:
+    """The batches that the line should leave out."""
+    return tuple(batch for batch, kind, _ in planted if kind != SpikeKind.BATCH.value)
+
+
+def _judged(spec: SpikeSpec, calm: Outcome, stormy: Outcome) -> dict[str, Any]:
+    """What the line did about the spikes of `spec`, beside a run without any."""
+    others = {*_left_out(spec.planted)}
+    bad = {batch for batch, *_ in spec.planted} - others
+    return {
+        "seed": spec.seed,
+        "planted": len(spec.planted),
+        "right": len(bad & {*stormy.limited}) + len(others & {*stormy.skipped}),
+        "beside": len({*stormy.limited} - bad) + len({*stormy.skipped} - others),
+        "halts": stormy.halts,
+        "loss": stormy.loss,
+        "loss_without": calm.loss,
+        "ledger_faults": stormy.ledger_faults,
+        "interventions_without": calm.decisions + calm.halts,
+    }
+
+
+def _plan(spec: SpikeSpec, count: int) -> Plan:
     """Where what is planted."""
     dice = random.Random(spec.seed)
     room = (spec.batches - _CALM) // count
@@ -359,7 +398,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--parts",
         type=lambda text: text.split(","),
-        default=["planted", "clean", "lasting", "ruined"],
+        default=["planted", "as-many", "clean", "lasting", "ruined"],
     )
     parser.add_argument("--batch", type=int, default=48, help="samples of a batch")
     parser.add_argument("--batches", type=int, default=1800, help="of the run with spikes")
