@@ -373,6 +373,48 @@ def test_nothing_is_trained_while_the_models_hold_the_common_weights() -> None:
         next(batches)
 
 
+def test_no_optimizer_steps_while_the_models_hold_the_common_weights() -> None:
+    bench, calm = LocalBench(), LocalBench()
+    for each in (bench, calm):
+        each.assign((0, 8), end="commit")
+    calm.run()
+
+    batches = bench.stepper.batches(lambda: None)
+    for body, shard in enumerate(batches):
+        bench.optimizer.zero_grad()
+        bench.stepper.backward(bench.model(bench.inputs[shard.indices]).square().mean(), None)
+        if body == 1:  # Its own weights are beyond the line's by now.
+            with (
+                bench.stepper.common_weights(),
+                pytest.raises(RuntimeError, match="after optimizer"),
+            ):
+                bench.optimizer.step()
+        bench.optimizer.step()
+
+    assert len(bench.sent) == 1
+    torch.testing.assert_close(bench.weights, calm.weights, atol=0, rtol=0)
+
+
+def test_a_round_that_begins_within_a_look_leaves_a_workers_own_weights() -> None:
+    bench = LocalBench(overlap=True)
+    ahead: dict[str, Any] = {"ahead": ranges((8, 16)), "ahead_batch": PositionRange(8, 16)}
+    bench.assign((0, 8), end="commit", **ahead)
+    # All of it is computed already, and the line asks for the digest of its weights.
+    bench.assign((8, 16), end="commit", wants_digest=True)
+    bodies = bench.bodies()
+    for _ in range(4):
+        next(bodies)
+    own = bench.weights
+
+    with (
+        bench.stepper.common_weights(),
+        pytest.raises(RuntimeError, match="leave it before the next batch"),
+    ):
+        next(bodies)
+
+    assert all(map(torch.equal, own, bench.weights))
+
+
 def test_what_was_computed_ahead_is_on_top_of_the_lines_new_weights() -> None:
     bench = LocalBench(overlap=True)
     # The others' changes are such that the mean is half of what this worker sends.

@@ -570,8 +570,8 @@ class Line:
         ```
 
         Raises:
-            RuntimeError: on local steps, a batch has not gone backward yet; from the loop, the next
-                batch is asked for within.
+            RuntimeError: on local steps, a batch has not gone backward yet; from the loop or from
+                `optimizer.step()`, the next batch is asked for or weights are moved within.
         """
         steps = self._session.stepper
         return nullcontext() if steps is None else steps.common_weights()

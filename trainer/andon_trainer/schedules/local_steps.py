@@ -228,6 +228,7 @@ class LocalStepper(AddsUp):
     # ------------------------------------------------------------------ a window
 
     def _micro_batches(self, assigned: Assigned) -> Iterator[Any]:
+        self._refuse_look()
         check_device(self._on_one_device, self._device)
         self._accumulated.drop()  # Of a local step that was left in the middle.
         self._averager.clock.begin()
@@ -330,8 +331,7 @@ class LocalStepper(AddsUp):
 
     def _local_step(self, round_: _Round, batches: Iterator[MicroBatch]) -> Iterator[Any]:
         """The loop's micro-batches of one local step."""
-        if self._held.is_shown:
-            raise _in_between()
+        self._refuse_look()
         left = sum(map(len, round_.parts[round_.made]))
         state = self._state = StepState.begin(round_.state.assigned, round_.state.doubts, None)
         state.samples = left
@@ -386,6 +386,11 @@ class LocalStepper(AddsUp):
         state.averaged = Averaged(state.weight, 1, Timings())
         state.phase = StepPhase.AVERAGED
 
+    def _refuse_look(self) -> None:
+        """Raises RuntimeError while the models hold the line's weights for the script."""
+        if self._held.is_shown:
+            raise _in_between()
+
     # ------------------------------------------------------------------ the optimizers
 
     @property
@@ -404,6 +409,7 @@ class LocalStepper(AddsUp):
     def try_commit(self) -> bool:
         """Lets a local step move the weights, once its last micro-batch went backward."""
         self._refuse_early_step()
+        self._refuse_look()  # What is moved now would be lost, and its samples would count.
         state = self._state
         if state is not None and state.phase is StepPhase.AVERAGED:
             state.phase = StepPhase.COMMITTED
