@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -135,6 +136,9 @@ def test_a_killed_run_goes_on_with_the_same_bits_on_as_many_workers(
     code, output = resume(killed)
 
     assert code == 0, output
+    assert "2 workers on " in output
+    shown = [int(step) for step in re.findall(r"^step +(\d+)", output, re.MULTILINE)]
+    assert shown == [*range(6, STEPS + 1)], "where it goes on, and what follows"
     assert seen(killed)["began"] == 6
     for slot in (0, 1):
         assert same_bits(weights(killed, slot), weights(whole, slot))

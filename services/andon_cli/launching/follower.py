@@ -49,6 +49,8 @@ class Follower:
         self._task = asyncio.create_task(self._follow(), name="follower")
         self.joined = False
         """Whether any worker was ever seen on the line."""
+        self._before = 0
+        """Steps that the line had before any worker was here: of a run that is resumed."""
         self._noted = asyncio.Condition()
         """Notified of each status."""
         self._live_at: dict[int, float] = {}
@@ -140,7 +142,9 @@ class Follower:
                 if each.live and each.rank is not None
             }
         )
-        if status.step > 0 or status.state == "RUNNING":
+        if self._last is None and not status.live:
+            self._before = status.step
+        if status.step > self._before or status.state == "RUNNING":
             self.show_banner(status)
         self._fill_gap(status)
         self._screen.show(status, time.monotonic(), flags=self._flags_of(status))
@@ -160,7 +164,7 @@ class Follower:
         """Shows the steps that passed between two statuses, in a short run without a board.
 
         Statuses skip steps if those are quick. The journal has them all."""
-        last_step = self._last.step if self._last is not None else 0
+        last_step = self._last.step if self._last is not None else self._before
         short = (status.total_steps or status.step) <= _ALL_STEPS
         if self._screen.has_board or not self._line.journal or not short:
             return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import OrderedDict, UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -146,6 +148,46 @@ def test_evaluations_come_when_they_are_due_and_at_the_end_once(
     trainer(callbacks=[seen]).fit(Fit(batch_size=8, **settings))
 
     assert seen.calls == calls
+
+
+class Ahead(Callback):
+    """A worker whose own weights are ahead of the line's, which are 1 everywhere."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, float] = {}
+        self.line: Line | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["line"], name)
+
+    @contextmanager
+    def common_weights(self) -> Iterator[None]:
+        own = copy.deepcopy(self.model.state_dict())
+        self.model.load_state_dict({name: torch.ones_like(each) for name, each in own.items()})
+        yield
+        self.model.load_state_dict(own)
+
+    def on_start(self, line: Line, model: nn.Module) -> None:
+        self.line, self.model = line, model
+
+    def on_step(self, step: Any) -> None:
+        own = copy.deepcopy(self.model.state_dict())
+        loader = DataLoader(data(9), batch_size=4)
+        self.found = trainer()._evaluate(
+            cast("Line", self), self.model, loader, Fit(batch_size=8, steps=1)
+        )
+        assert all(torch.equal(own[name], part) for name, part in self.model.state_dict().items())
+
+
+def test_evaluations_are_of_the_weights_that_all_workers_have_in_common() -> None:
+    ahead, common = Ahead(), net()
+    for part in common.parameters():
+        nn.init.ones_(part)
+
+    trainer(callbacks=[ahead]).fit(Fit(batch_size=8, steps=1))
+
+    x, y = data(9).tensors
+    assert ahead.found["loss"] == pytest.approx(F.mse_loss(common(x), y).item())
 
 
 class Epochs(Callback):

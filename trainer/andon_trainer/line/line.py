@@ -796,6 +796,7 @@ class Line:
     def rank(self) -> int:
         """This worker's rank, from 0; it can change between steps, as workers come and go.
 
+        A worker that follows without a share, such as a spare, has `world_size` in place of a rank.
         Before the worker has joined it is the launcher's `RANK`, or 0. In a host whose processes
         average by DistributedDataParallel each process has a rank of its own, and every host must
         have as many processes.

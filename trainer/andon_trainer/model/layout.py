@@ -250,7 +250,12 @@ def _dtype(claim: _Claim) -> DType:
         return _DTYPES[claim.parameter.dtype]
     except KeyError:
         known = ", ".join(str(dtype) for dtype in _DTYPES)
+        remedy = f"trained parameters are {known}"
+        if claim.parameter.is_complex():
+            remedy = (
+                "make its real view the parameter, nn.Parameter(torch.view_as_real(value)), and "
+                "take torch.view_as_complex of it in forward"
+            )
         raise ValueError(
-            f"{claim.name} is {claim.parameter.dtype}, whose gradients can't be exchanged; "
-            f"trained parameters are {known}"
+            f"{claim.name} is {claim.parameter.dtype}, whose gradients can't be exchanged: {remedy}"
         ) from None
