@@ -59,7 +59,7 @@ def work(spec: WorkerSpec) -> dict[str, Any]:
             committed = line.committed
             if momentum is not None and committed:
                 with line.common_weights():
-                    momentum.share()
+                    momentum.share(line.local_steps)
     curve.append((spec.samples, unseen_loss(task, model)))
     told = {
         "curve": curve if line.is_main else [],

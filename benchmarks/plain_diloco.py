@@ -57,7 +57,7 @@ def train(spec: WorkerSpec, plain: PlainSpec) -> dict[str, Any]:
         _apply(model, replicas, outer)
         for replica, momentum in zip(replicas, momenta, strict=False):
             replica.load_state_dict(model.state_dict())
-            momentum.share()
+            momentum.share(share // part)
     curve.append((spec.samples, unseen_loss(task, model)))
     parameters = sum(each.numel() for each in model.parameters())
     return {"curve": curve, "steps": len(windows), "parameters": parameters}

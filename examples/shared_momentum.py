@@ -22,8 +22,7 @@ doubts is computed again from where it began. Adam then counts from there, too, 
 recognised.
 
 It goes with `--overlap`, if the mean arrives early in the next window (`--overlap-steps 1`): the
-few steps that were made ahead then lose their own momentum, and count as the window's, in which as
-many at its beginning were counted before.
+few steps that were made ahead then lose their own momentum.
 """
 
 from __future__ import annotations
@@ -58,45 +57,52 @@ class SharedMomentum:
         """The line's weights when they were shared last, by group; empty: they were not yet."""
         self._counted = 0.0
         """Adam's steps, as they were last seen."""
-        self._moved: list[float] = []
-        """The sum of the rates since then, by group."""
+        self._rates: list[list[float]] = []
+        """Of each step that no commit has: the rates, by group."""
         optimizer.register_step_pre_hook(self._stepping)
         optimizer.register_step_post_hook(self._stepped)
 
     @torch.no_grad()
-    def share(self) -> None:
+    def share(self, steps: int) -> None:
         """The models hold the line's new weights: the momentum becomes that of their change.
 
-        Call it where `line.committed` is true, within `line.common_weights()`. A worker that made
-        no step since the last call keeps its own.
+        Call it where `line.committed` is true, within `line.common_weights()`. A worker that had no
+        part in the window, or began in its middle, keeps its own.
+
+        Args:
+            steps: how many steps the worker made in the window (`line.local_steps`).
         """
-        groups = self._optimizer.param_groups
-        for group, starts, moved in zip(groups, self._start, self._moved, strict=False):
-            beta1, beta2 = group["betas"]
-            for weights, start in zip(group["params"], starts, strict=True):
-                own = self._optimizer.state.get(weights)
-                if not own or not moved:
-                    continue
+        groups, given = self._optimizer.param_groups, self._rates[:steps]
+        if self._start and 0 < steps == len(given):
+            moved = [sum(rates) for rates in zip(*given, strict=True)]
+            for group, starts, distance in zip(groups, self._start, moved, strict=True):
+                self._take(group, starts, distance)
+        self._begin(self._rates[steps:])
+
+    def _take(self, group: dict[str, Any], starts: list[Tensor], distance: float) -> None:
+        beta1, beta2 = group["betas"]
+        for weights, start in zip(group["params"], starts, strict=True):
+            own = self._optimizer.state.get(weights)
+            if own and distance:
                 steps = own["step"]
                 size = (own["exp_avg_sq"] / (1 - beta2**steps)).sqrt() + group["eps"]
-                own["exp_avg"].copy_((start - weights) / moved * size * (1 - beta1**steps))
-        self._begin()
+                own["exp_avg"].copy_((start - weights) / distance * size * (1 - beta1**steps))
 
-    def _begin(self) -> None:
-        """A window begins at the weights that the models hold."""
+    def _begin(self, ahead: list[list[float]]) -> None:
+        """A window begins at the weights that the models hold; some steps of it may be made."""
         groups = self._optimizer.param_groups
         self._start = [[part.detach().clone() for part in group["params"]] for group in groups]
-        self._moved = [0.0] * len(groups)
+        self._rates = ahead
 
     def _stepping(self, *_: Any) -> None:
-        # The line's weights: nothing is ahead of them at first, and after a doubt nothing again.
+        # Nothing was made before the first step, and nothing is left of what the line doubts: the
+        # weights are the line's.
         if not self._start or self._steps() != self._counted:
-            self._begin()
+            self._begin([])
 
     def _stepped(self, *_: Any) -> None:
         self._counted = self._steps()
-        rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-        self._moved = [moved + rate for moved, rate in zip(self._moved, rates, strict=True)]
+        self._rates.append([float(group["lr"]) for group in self._optimizer.param_groups])
 
     def _steps(self) -> float:
         """How many steps Adam has counted."""
@@ -125,7 +131,7 @@ def main() -> None:
             optimizer.step()
             if line.committed:
                 with line.common_weights():
-                    momentum.share()
+                    momentum.share(line.local_steps)
     if line.is_main:
         print(f"step {line.step}: loss {line.loss:.6f}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def test_a_worker_goes_on_with_the_momentum_of_what_the_line_made_of_its_change(
     momentum = SharedMomentum(adam)
     start, began = weights.detach().clone(), copy.deepcopy(adam.state_dict())
 
-    momentum.share()  # Of a window in which this worker had nothing to compute.
+    momentum.share(0)  # Of a window in which this worker had nothing to compute.
 
     def step() -> None:
         weights.grad = torch.tensor([0.5, -2.0])
@@ -43,9 +44,40 @@ def test_a_worker_goes_on_with_the_momentum_of_what_the_line_made_of_its_change(
     with torch.no_grad():  # Another worker stood still: the mean is half of this one's change.
         weights.copy_((weights + start) / 2)
 
-    momentum.share()
+    momentum.share(3)
 
     shared = adam.state[weights]["exp_avg"].clone()
     assert shared.tolist() == pytest.approx((own / 2).tolist(), rel=1e-4)
-    momentum.share()  # Of another such window.
+    momentum.share(0)  # Of another window without a part of its own.
     assert torch.equal(adam.state[weights]["exp_avg"], shared)
+
+
+def test_steps_that_were_made_ahead_of_a_window_are_no_part_of_it() -> None:
+    weights = nn.Parameter(torch.tensor([1.0, 1.0]))
+    adam = AdamW([weights], lr=1e-2, weight_decay=0.0)
+    momentum = SharedMomentum(adam)
+
+    def step() -> torch.Tensor:
+        weights.grad = torch.tensor([0.5, -2.0])
+        adam.step()
+        return weights.detach().clone()
+
+    def share(steps: int, change: float) -> Any:
+        with torch.no_grad():
+            own, first = weights.clone(), momentum._start[0][0]
+            weights.copy_(first - change)  # The line's, while the worker's own are ahead.
+            momentum.share(steps)
+            weights.copy_(own)
+        return adam.state[weights]["exp_avg"].clone()
+
+    step()  # The only one: a newcomer, who had no part in the window that is committed now.
+    own = adam.state[weights]["exp_avg"].clone()
+    assert torch.equal(share(0, 0.04), own)
+    for _ in range(4):
+        step()  # The fourth is ahead again.
+    shared = share(4, 0.04)
+
+    # Four steps of 1e-2 moved it by 0.04, so Adam's m / sqrt(v) was 1.
+    size = (adam.state[weights]["exp_avg_sq"] / (1 - 0.999**5)).sqrt() + 1e-8
+    assert shared.tolist() == pytest.approx((size * (1 - 0.9**5)).tolist(), rel=1e-4)
+    assert len(momentum._rates) == 1

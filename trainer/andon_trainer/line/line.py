@@ -844,6 +844,16 @@ class Line:
         return steps is not None and steps.committed
 
     @property
+    def local_steps(self) -> int:
+        """How many optimizer steps of its own this worker gave to the last committed step.
+
+        On local steps they are those of the window, without those that it made ahead of it; 0 if it
+        had no part in the window. On other schedules there is one in each step.
+        """
+        steps = self._session.stepper
+        return 1 if steps is None else steps.local_steps
+
+    @property
     def overflowed(self) -> bool:
         """Whether the last step was committed and moved no weight, since gradients overflowed.
 

@@ -180,6 +180,8 @@ class LocalStepper(AddsUp):
         self._digest = NO_DIGEST
         """Of the head's weights, if the line compares them."""
         self._committed = False
+        self._steps_given = 0
+        """Of this worker's local steps, how many are in the last commit."""
         member.on_drop = self._go_back
         parts.replica.beneath = lambda: self._held.tree() if self._touched else None
 
@@ -187,6 +189,11 @@ class LocalStepper(AddsUp):
     def committed(self) -> bool:
         """Whether the last `optimizer.step()` ended a window, and the line committed it."""
         return self._committed
+
+    @property
+    def local_steps(self) -> int:
+        """See `LoopSteps`."""
+        return self._steps_given
 
     @property
     def moved(self) -> bool:
@@ -510,6 +517,7 @@ class LocalStepper(AddsUp):
             self._buffers.drop()
             return
         self._averager.committed()
+        self._steps_given = given.steps
         self._apply(state.assigned, moves=averaged.total_weight > 0)
         self._round, self._committed = None, True
         self.last_commit = commit

@@ -172,6 +172,11 @@ class LoopSteps(ABC):
         """Number of committed batches whose gradients wait for more of their accumulation."""
         return 0
 
+    @property
+    def local_steps(self) -> int:
+        """How many optimizer steps of this worker's own are in the last commit."""
+        return 1
+
     def common_weights(self) -> AbstractContextManager[None]:
         """Within it the models hold the line's weights, the same on all workers."""
         return nullcontext()
