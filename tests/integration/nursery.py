@@ -128,10 +128,14 @@ class Nursery:
 
 
 _TRAINER = ("andon_trainer.preloaded",)
-_SCHEMAS = "integration.fixtures.schemas"
+_COMMANDS = (
+    # Where a command begins, and what its first name of a host needs.
+    *("andon_cli.app", "encodings.idna"),
+    "integration.fixtures.schemas",
+)
 _MODULES = {
     # `andon run`, too, whose workers and service are forked then (fixtures/warm_run.py).
-    "trainer": (*_TRAINER, "andon_cli.commands.run", "andon_server.serve", _SCHEMAS),
+    "trainer": (*_TRAINER, "andon_cli.commands.run", "andon_server.serve", *_COMMANDS),
     "service": (
         "andon_server.serve",
         "andon_trainer.place.membership",
@@ -139,7 +143,7 @@ _MODULES = {
         *sorted(
             {name.partition(":")[0] for verb in VERBS.values() for name in (verb.schema, verb.run)}
         ),
-        _SCHEMAS,
+        *_COMMANDS,
     ),
     # The package imports a name's module when the name is asked for.
     "models": (
