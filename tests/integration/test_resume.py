@@ -149,6 +149,20 @@ def test_a_killed_run_goes_on_with_the_same_bits_on_as_many_workers(
     assert (report["complete"], report["steps"]) == (True, STEPS)
 
 
+def test_a_script_that_fails_before_a_resumed_run_has_a_step_is_not_started_again(
+    killed: Path,
+) -> None:
+    script = killed / "fails.py"
+    script.write_text("print('it begins')\nraise SystemExit(1)\n")
+
+    code, output, errors = run_warm(
+        killed, "run", "--workers", "1", "--resume", "7f3a", str(script)
+    )
+
+    assert code == 1
+    assert "it starts again" not in output + errors
+
+
 def test_another_number_of_workers_goes_on_and_the_ledger_stays_exact(
     killed: Path, whole: Path
 ) -> None:

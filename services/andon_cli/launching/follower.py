@@ -65,8 +65,8 @@ class Follower:
 
     @property
     def trained(self) -> bool:
-        """Whether the line had committed a step by the last status."""
-        return self._last is not None and self._last.step > 0
+        """Whether the line had committed a step by the last status; of a resumed run, a new one."""
+        return self._last is not None and self._last.step > self._before
 
     @property
     def step(self) -> int:
