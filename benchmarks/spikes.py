@@ -165,17 +165,8 @@ def main() -> None:
 def _planted(spec: SpikeSpec, count: int, seeds: int) -> dict[str, Any]:
     """Runs with spikes, each beside the same without any, and beside the best possible one."""
     runs = [_beside_each_other(replace(spec, seed=seed), count) for seed in range(1, seeds + 1)]
-    total = {name: sum(run[name] for run in runs) for name in _COUNTED}
-    return {
-        "task": spec.task,
-        "what": "planted",
-        "batches": spec.batches,
-        "seeds": seeds,
-        **total,
-        "relative": fmean(run["loss"] / run["loss_without"] - 1 for run in runs),
-        "relative_best": fmean(run["loss_best"] / run["loss_without"] - 1 for run in runs),
-        "runs": runs,
-    }
+    best = fmean(run["loss_best"] / run["loss_without"] - 1 for run in runs)
+    return {**_together(spec, "planted", runs), "relative_best": best}
 
 
 def _as_many(spec: SpikeSpec, count: int, seeds: int) -> dict[str, Any]:
@@ -187,13 +178,17 @@ def _as_many(spec: SpikeSpec, count: int, seeds: int) -> dict[str, Any]:
         longer = replace(calm, batches=spec.batches + len(_left_out(planted)), planted=planted)
         runs.append(_judged(longer, _run(calm), _run(longer)))
         print(json.dumps(runs[-1]), flush=True)
-    total = {name: sum(run[name] for run in runs) for name in _COUNTED}
+    return _together(spec, "as-many", runs)
+
+
+def _together(spec: SpikeSpec, what: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row of some runs with spikes, a seed each."""
     return {
         "task": spec.task,
-        "what": "as-many",
+        "what": what,
         "batches": spec.batches,
-        "seeds": seeds,
-        **total,
+        "seeds": len(runs),
+        **{name: sum(run[name] for run in runs) for name in _COUNTED},
         "relative": fmean(run["loss"] / run["loss_without"] - 1 for run in runs),
         "runs": runs,
     }

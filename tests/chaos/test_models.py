@@ -62,14 +62,8 @@ _LOCAL = ("--schedule", "local", "--local-steps", "4", "--outer", "nesterov")
 _WINDOWS = {
     "cadence": ("--schedule", "cadence", "--max-anchor", "3", "--growth-cost", "1"),
     "local-overlapped": (
-        *_LOCAL,
-        "--overlap",
-        "--overlap-steps",
-        "1",
-        "--fragments",
-        "2",
-        "--mix",
-        "0.5",
+        *(*_LOCAL, "--overlap", "--overlap-steps", "1"),
+        *("--fragments", "2", "--mix", "0.5"),
     ),
 }
 

@@ -11,7 +11,16 @@ import socket
 import struct
 import time
 
-__all__ = ["DATA", "HALF_CLOSE", "PREFACE", "Connection", "frame", "grpc_message", "headers"]
+__all__ = [
+    "DATA",
+    "HALF_CLOSE",
+    "PREFACE",
+    "Connection",
+    "frame",
+    "grpc_message",
+    "headers",
+    "window",
+]
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -27,6 +36,11 @@ def frame(
     """A frame; `length` replaces the true length in its header."""
     said = len(body) if length is None else length
     return struct.pack(">I", said)[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + body
+
+
+def window(size: int) -> bytes:
+    """Settings that let the peer send so many bytes on each stream before it must wait."""
+    return frame(SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW, size))
 
 
 def headers(method: str, **more: str) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,7 +33,7 @@ from andon_coordinator.transport.registration import ReducerRegistration
 from andon_coordinator.transport.service import CoordinatorService
 from andon_coordinator.transport.streams import WorkerStream
 from andon_coordinator.transport.task import LineTask
-from hostile.http2 import DATA, HALF_CLOSE, PREFACE, SETTINGS, Connection, frame, grpc_message
+from hostile.http2 import DATA, HALF_CLOSE, PREFACE, Connection, frame, grpc_message, window
 from integration.served import (
     PLAN,
     RUN,
@@ -182,8 +181,7 @@ async def test_worker_that_half_closed_and_does_not_read_does_not_keep_its_call(
         )
         message = grpc_message(pb.TrainRequest(join=join).SerializeToString())
         deaf = Connection(served.address, polite=False)
-        no_window = struct.pack(">HI", 4, 0)  # SETTINGS_INITIAL_WINDOW_SIZE
-        deaf.send(PREFACE + frame(SETTINGS, 0, 0, no_window))
+        deaf.send(PREFACE + window(0))
         stream = deaf.open("/andon.v1.Coordinator/Train")
         deaf.send(frame(DATA, HALF_CLOSE, stream, message))
 
@@ -193,7 +191,7 @@ async def test_worker_that_half_closed_and_does_not_read_does_not_keep_its_call(
 
         assert served.coordinator.status().live == 0
         # Without a window a message can't leave. Once there is one, the call ends as it should.
-        deaf.send(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 2**16)))
+        deaf.send(window(2**16))
         while not deaf.ended(stream):
             deaf.answer()
             await asyncio.sleep(0.01)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,7 +24,7 @@ from andon_coordinator.core.defects import in_fault
 from andon_coordinator.core.events import Fault, FaultKind
 from andon_reducer.config import ReducerConfig
 from andon_reducer.transport import averaging
-from hostile.http2 import DATA, HALF_CLOSE, PREFACE, SETTINGS, Connection, frame, grpc_message
+from hostile.http2 import DATA, HALF_CLOSE, PREFACE, Connection, frame, grpc_message, window
 from integration.harness import wait_until
 from integration.reducer_bench import (
     CHUNK,
@@ -220,8 +219,7 @@ def test_a_worker_that_half_closed_and_does_not_read_loses_its_stream() -> None:
     refusals = {"service": "reducer", "reason": "peer_gone"}
     with Reducer(ReducerConfig(opening_s=0.2)) as reducer:
         deaf = Connection(f"127.0.0.1:{reducer.port}", polite=False)
-        no_window = struct.pack(">HI", 4, 0)  # SETTINGS_INITIAL_WINDOW_SIZE
-        deaf.send(PREFACE + frame(SETTINGS, 0, 0, no_window))
+        deaf.send(PREFACE + window(0))
         stream = deaf.open("/andon.v1.Reducer/Reduce")
         deaf.send(frame(DATA, HALF_CLOSE, stream, grpc_message(opening)))
 

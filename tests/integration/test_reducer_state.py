@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import queue
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +21,7 @@ from andon.protocol.records import Key
 from andon.v1 import record_pb2, reducer_pb2
 from andon_reducer.config import ReducerConfig, ReducerLimits
 from andon_trainer.exchange.control.transfer import PartialState, Ticket, receive_state, send_state
-from hostile.http2 import PREFACE, SETTINGS, Connection, frame, grpc_message
+from hostile.http2 import PREFACE, Connection, grpc_message, window
 from integration.harness import wait_until
 from integration.reducer_bench import RUN, SECRET, Reducer, connect, reason_of
 
@@ -350,11 +349,6 @@ def test_an_end_that_does_not_read_keeps_no_call_and_is_told_once_it_reads(
         deaf.close()
         asked.set()
     assert "ExecuteBatchError" not in caplog.text
-
-
-def window(size: int) -> bytes:
-    """HTTP/2 settings that let the peer send so many bytes on each stream before it must wait."""
-    return frame(SETTINGS, 0, 0, struct.pack(">HI", 4, size))  # SETTINGS_INITIAL_WINDOW_SIZE
 
 
 def test_ends_of_different_heads_are_both_aborted(ends: Ends) -> None:

@@ -255,7 +255,7 @@ class LocalStepper(AddsUp):
         epoch, batch = assigned.epoch, assigned.batch
         due = self._shares.of(assigned, epoch, computed.missing(assigned), batch)
         ahead = self._shares.of(assigned, epoch, computed.missing_ahead(assigned), batch)
-        most = len(ahead) if self._most_ahead is None else self._most_ahead - self._ahead.steps
+        most = ahead.parts if self._most_ahead is None else self._most_ahead - self._ahead.steps
         # The rest of it is due in the next round, and computed then.
         ahead, rest = self._shares.split(ahead, max(0, most))
         round_ = self._round = self._open(assigned, due, ahead)
