@@ -184,7 +184,7 @@ def timers(line: LineCore) -> list[Timer]:
     if core.attempts.not_before > 0:
         found.append(("back-off", 0))
     for each in core.members.learners():
-        if each.learning is not None and each.learning.patience_until:
+        if each.learning is not None and each.learning.waits_since == 0.0:
             found.append(("chance", each.worker))
     for each in core.members.late():
         assert each.learning is not None
@@ -210,7 +210,7 @@ def fire(line: LineCore, timer: Timer) -> list[do.Effect]:
     elif which == "chance":
         assert member is not None
         assert member.learning is not None
-        member.learning.patience_until = 0.0
+        member.learning.waits_since = -10.0
     elif which in ("listens", "recalled"):
         assert member is not None
         assert member.learning is not None

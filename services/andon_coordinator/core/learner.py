@@ -53,10 +53,10 @@ class Learning:
     """What it asks for once the round is committed that it holds the averages of."""
     waits_for: ScalarAllReduceArrived | WorkRequested | None = None
     """What its script waits for that others do: a number's mean, or the end of an epoch."""
-    patience_until: float | None = None
-    """The next round waits so long for it at most; None: not at all."""
+    chance_s: float | None = None
+    """How long the next round waits for it, once all others wait for that; None: not at all."""
     waits_since: float | None = None
-    """Since when a round that could open waits for it; None: none does."""
+    """Since when they do; None: they don't yet, or not for it."""
     waited_s: float = 0.0
     """How long rounds waited for it."""
     _at: Key | None = None
@@ -105,8 +105,7 @@ class Learning:
         self.follows = self.installed = False
         self.behind.clear()
         self.next = None
-        self.patience_until = None
-        self.waits_since = None
+        self.chance_s = self.waits_since = None
 
     def reached(self, head: Key, step: int) -> None:
         """It is at a head now; the line is at `step`."""
@@ -137,36 +136,41 @@ class Learning:
             return self._at is not None and now - self._at_since >= step_s / 2
         return self._at_since + self._own_step_s - now <= self._patience_s(step_s)
 
-    def give_chance(self, step: int, now: float, step_s: float = 0.0) -> None:
+    def give_chance(self, step: int, step_s: float = 0.0) -> None:
         """It is one step behind: the next round may wait for it, unless it was late just now.
+
+        Its time begins once the others wait for that round: until then they move their weights, and
+        it moves its own.
 
         Chances become rarer, and each wait longer than the one before, up to a step's time. So the
         line waits for the same part of its time, and lets in a worker with a slower link, too.
 
         Args:
             step: the line's.
-            now: the time.
             step_s: how long the line's last step took.
         """
-        if step >= self._next_chance and self.patience_until is None:
-            self.patience_until = now + self._patience_s(step_s)
+        if step >= self._next_chance and self.chance_s is None:
+            self.chance_s = self._patience_s(step_s)
 
     def _patience_s(self, step_s: float) -> float:
         """How long a round waits for it, if it does."""
         longer_s = min(_PATIENCE_S * 2.0 ** min(self._late, 10), step_s, _MOST_PATIENCE_S)
         return max(_PATIENCE_S, longer_s)
 
-    def wait(self, now: float) -> None:
-        """The next round could open, and waits for it."""
+    def holds_up(self, now: float) -> bool:
+        """Whether the next round, for which all others wait by now, waits for it."""
+        if self.chance_s is None:
+            return False
         if self.waits_since is None:
             self.waits_since = now
+        return now < self.waits_since + self.chance_s
 
     def end_wait(self, now: float) -> None:
         """Nobody waits for it any more."""
-        if self.waits_since is not None and self.patience_until is not None:
+        if self.waits_since is not None and self.chance_s is not None:
             # The line never waits for longer, though a tick may notice later that it is over.
-            self.waited_s += max(0.0, min(now, self.patience_until) - self.waits_since)
-        self.waits_since = self.patience_until = None
+            self.waited_s += min(now - self.waits_since, self.chance_s)
+        self.chance_s = self.waits_since = None
 
     def was_late(self, step: int, now: float) -> None:
         """The round opens without it."""

@@ -370,22 +370,23 @@ def admit_alone(core: CoreState) -> list[tuple[LineMember, ScalarAllReduceArrive
 def worth_waiting(core: CoreState) -> bool:
     """Whether the next round opens a little later, for a learner that is one step behind."""
     waits = False
+    # Those that stand move their weights now, and wait only after that.
+    all_wait = not core.members.idle_count(core.chain.head)
     for member in core.members.learners():
         learning = member.learning
         assert learning is not None
         if learning.late:
             continue  # `late` knows how long to wait for it.
         if member.spare and not spares.takes_place(core, member):
-            learning.patience_until = None
+            learning.chance_s = None
             continue
         if member.spare and learning.installed and member.head == core.chain.head:
             # It was in the round that is void now, as the others were, and asks again as they do.
-            learning.give_chance(core.chain.step, core.now)
-        if learning.patience_until is None:
+            learning.give_chance(core.chain.step)
+        if learning.chance_s is None:
             continue
-        if core.now < learning.patience_until:
+        if not all_wait or learning.holds_up(core.now):
             waits = True
-            learning.wait(core.now)
         else:
             learning.was_late(core.chain.step, core.now)
     return waits
@@ -410,7 +411,7 @@ def record_announced(core: CoreState, pending: PendingRecord, able: Iterable[int
             if not (learning.late or unwanted) and _goes_straight_on(core, pending):
                 # It did not ask for the next step yet: in its first one, no worker knows whether
                 # its script goes straight on.
-                learning.give_chance(core.chain.step, core.now, step_s)
+                learning.give_chance(core.chain.step, step_s)
             continue
         core.emit(
             SendCommitted(member.stream, record, pending.result, core.stop_reason, core.pacing.kept)
@@ -419,7 +420,7 @@ def record_announced(core: CoreState, pending: PendingRecord, able: Iterable[int
             continue
         one_behind = learning.installed and member.head == record.parent and not unwanted
         if one_behind and learning.may_be_near(core.chain.step, core.now, step_s):
-            learning.give_chance(core.chain.step, core.now, step_s)
+            learning.give_chance(core.chain.step, step_s)
         if _keeps_up(core, member):
             learning.gained_at = core.chain.step
         if learning.installed and core.chain.step - learning.gained_at > _STEPS_TO_GAIN:

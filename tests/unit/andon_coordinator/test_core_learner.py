@@ -27,9 +27,9 @@ def test_each_wait_is_longer_and_comes_twice_as_many_steps_later(
     seen: list[float] = []
     chances: list[int] = []
     while len(seen) < len(waits):
-        learning.give_chance(step, 100.0, step_s)
-        if learning.patience_until is not None:
-            seen.append(learning.patience_until - 100.0)
+        learning.give_chance(step, step_s)
+        if learning.chance_s is not None:
+            seen.append(learning.chance_s)
             chances.append(step)
             learning.was_late(step, 200.0)
         step += 1
@@ -77,3 +77,15 @@ def test_one_that_asked_for_no_work_yet_is_not_near() -> None:
     learning.follow(4)
 
     assert not learning.may_be_near(5, 9.0, 0.5)
+
+
+def test_its_time_begins_when_the_others_wait_for_the_round() -> None:
+    learning = Learning(began_at=0.0)
+    assert not learning.holds_up(1.0)
+    learning.give_chance(5, step_s=0.2)
+
+    assert [learning.holds_up(at) for at in (7.0, 7.03, 7.05)] == [True, True, False]
+
+    learning.was_late(5, 7.05)
+    assert learning.waited_s == pytest.approx(0.04)
+    assert not learning.holds_up(7.06)
