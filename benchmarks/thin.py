@@ -6,10 +6,13 @@ before and just after the line the same processes train at the same time, each a
 is the time that the same samples take them alone, over the time that they take on the line. The
 optimizer's step counts as computing on both sides.
 
-It needs root and iproute2, and control groups or four cores.
+With `--round-trip-ms` the hosts are that far from each other, too (`wide_network.py`).
+
+It needs root and iproute2, and control groups or four cores; for a distance a C compiler.
 
     sudo python benchmarks/thin.py --json benchmarks/results/thin.json
     sudo python benchmarks/thin.py --mbit 50 --schedules every-step,local-32
+    sudo python benchmarks/thin.py --mbit 10 --round-trip-ms 20 --schedules local-16-int4
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +34,7 @@ from hosts_network import Network, NoNetwork, network
 from machine import describe_machine
 from schedules import chosen_from, write_rows
 from service import serving
+from wide_network import Distance, wide_network
 
 HOSTS = 2
 
@@ -46,6 +51,17 @@ class Schedule:
 
 
 _LOCAL = ("--schedule", "local", "--local-steps")
+_INT4 = ("--encoding", "int4")
+_TOPK = ("--encoding", "topk", "--topk-kept", "7")
+
+
+def _narrow(batches: int, encoding: tuple[str, ...], ahead: str = "") -> Schedule:
+    """Windows in a hundredth of the bytes; `ahead`: steps until their mean arrives."""
+    overlap = ("--overlap", "--overlap-steps", ahead) if ahead else ()
+    flags = (*_LOCAL, str(batches), *encoding, *overlap)
+    return Schedule(flags=flags, batches=batches, windows=128 // batches)
+
+
 SCHEDULES = {
     "every-step": Schedule(windows=8),
     "every-step-overlap": Schedule(flags=(*_LOCAL, "1", "--overlap"), windows=8),
@@ -62,6 +78,10 @@ SCHEDULES = {
     "fragments-128-4-overlap": Schedule(
         flags=(*_LOCAL, "128", "--fragments", "4", "--overlap"), batches=32
     ),
+    "local-16-int4": _narrow(16, _INT4),
+    **{f"local-16-int4-overlap-{each}": _narrow(16, _INT4, each) for each in "1234"},
+    "local-5-topk-7": _narrow(5, _TOPK),
+    **{f"local-5-topk-7-overlap-{each}": _narrow(5, _TOPK, each) for each in "12"},
 }
 _LEFT_OUT = 2
 """Windows that do not count: the first opens connections, and the last overlaps with nothing."""
@@ -83,7 +103,10 @@ def main() -> int:
     try:
         with equal_shares(HOSTS, options.cores) as (shares, service, how):
             for mbit in options.mbit:
-                with network(HOSTS, mbit) as hosts, Crew(_hands(hosts, shares)) as crew:
+                with (
+                    _between(mbit, options.round_trip_ms) as hosts,
+                    Crew(_hands(hosts, shares)) as crew,
+                ):
                     bench = Bench(hosts=hosts, load=load, crew=crew, service=service)
                     for name in options.schedules:
                         row = bench.measure(SCHEDULES[name], options.phase_s)
@@ -95,6 +118,12 @@ def main() -> int:
     if options.json:
         write_rows(options.json, {**machine, **_circumstances(options, load, how)}, rows)
     return 0
+
+
+def _between(mbit: float, round_trip_ms: float) -> AbstractContextManager[Network]:
+    if not round_trip_ms:
+        return network(HOSTS, mbit)
+    return wide_network(HOSTS, Distance(mbit=mbit, round_trip_ms=round_trip_ms))
 
 
 def _hands(hosts: Network, shares: Sequence[CpuShare]) -> list[Hand]:
@@ -154,13 +183,14 @@ def _circumstances(options: argparse.Namespace, load: Load, how: str) -> dict[st
     """The conditions of the measurement, apart from the machine."""
     return {
         "load_after": round(os.getloadavg()[0], 2),
+        "round_trip_ms": options.round_trip_ms,
         "batch": load.batch * load.workers,
         "model": {"layers": load.layers, "width": load.width, "context": load.context},
         "flags": {name: SCHEDULES[name].flags for name in options.schedules},
         "notes": [
             f"{HOSTS} network namespaces of one machine; links limited each way (tc tbf)",
             f"equal shares of the processors: {how}",
-            "the service and one worker are on the first host; float32, nothing compressed",
+            "the service and one worker are on the first host; float32, where no encoding is named",
             "utilisation: the time that the counted samples take the same workers alone, over the "
             "time from the first window's commit to that of the last but one",
             "every-step-overlap is local steps, one in each window",
@@ -177,6 +207,7 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--mbit", type=_speeds, default=[10.0, 50.0, 200.0], help="10,50,200")
+    parser.add_argument("--round-trip-ms", type=float, default=0.0, help="between the hosts")
     parser.add_argument("--batch", type=int, default=16, help="a worker's part of a batch")
     parser.add_argument("--cores", type=float, default=0.4, help="a worker's part of a core")
     parser.add_argument(
