@@ -168,9 +168,6 @@ SCHEDULES = {
     "local-5-topk-7-shared": Schedule(
         flags=(*_LOCAL, "5", *_TOPK, "7"), shared_momentum=True, rates=_FASTER
     ),
-    "local-5-topk-7-overlap-1-shared": Schedule(
-        flags=(*_LOCAL, "5", *_TOPK, "7", *_ONE_LATE), shared_momentum=True, rates=_FASTER
-    ),
     "local-5-topk-7-overlap-1": Schedule(
         flags=(*_LOCAL, "5", *_TOPK, "7", *_ONE_LATE), rates=_FASTER
     ),

@@ -107,7 +107,13 @@ def main() -> int:
                     _between(mbit, options.round_trip_ms) as hosts,
                     Crew(_hands(hosts, shares)) as crew,
                 ):
-                    bench = Bench(hosts=hosts, load=load, crew=crew, service=service)
+                    bench = Bench(
+                        hosts=hosts,
+                        load=load,
+                        crew=crew,
+                        service=service,
+                        chunk_elements=options.chunk_elements,
+                    )
                     for name in options.schedules:
                         row = bench.measure(SCHEDULES[name], options.phase_s)
                         rows.append({"mbit": mbit, "schedule": name, **row})
@@ -140,12 +146,15 @@ class Bench:
     load: Load
     crew: Crew
     service: CpuShare
+    chunk_elements: int | None
 
     def measure(self, schedule: Schedule, phase_s: float) -> dict[str, Any]:
         """Trains alone, on a line, and alone again; returns one row."""
         batches = (schedule.windows + _LEFT_OUT) * schedule.batches
         load = replace(self.load, samples=batches * self.load.batch * HOSTS)
         flags = ["--insecure", "--shared-dir", "off", *schedule.flags]
+        if self.chunk_elements is not None:
+            flags += ["--chunk-elements", str(self.chunk_elements)]
         with (
             TemporaryDirectory() as folder,
             serving(
@@ -184,6 +193,7 @@ def _circumstances(options: argparse.Namespace, load: Load, how: str) -> dict[st
     return {
         "load_after": round(os.getloadavg()[0], 2),
         "round_trip_ms": options.round_trip_ms,
+        "chunk_elements": options.chunk_elements,
         "batch": load.batch * load.workers,
         "model": {"layers": load.layers, "width": load.width, "context": load.context},
         "flags": {name: SCHEDULES[name].flags for name in options.schedules},
@@ -208,6 +218,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--mbit", type=_speeds, default=[10.0, 50.0, 200.0], help="10,50,200")
     parser.add_argument("--round-trip-ms", type=float, default=0.0, help="between the hosts")
+    parser.add_argument("--chunk-elements", type=int, help="of `andon serve` (default: its own)")
     parser.add_argument("--batch", type=int, default=16, help="a worker's part of a batch")
     parser.add_argument("--cores", type=float, default=0.4, help="a worker's part of a core")
     parser.add_argument(

@@ -378,7 +378,7 @@ def worth_waiting(core: CoreState) -> bool:
         if learning.late:
             continue  # `late` knows how long to wait for it.
         if member.spare and not spares.takes_place(core, member):
-            learning.chance_s = None
+            learning.end_wait(core.now)
             continue
         if member.spare and learning.installed and member.head == core.chain.head:
             # It was in the round that is void now, as the others were, and asks again as they do.
