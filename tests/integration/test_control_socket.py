@@ -83,7 +83,10 @@ class Speaking:
     async def frame(self) -> bytes | None:
         """Its bytes."""
         while not self._frames.whole:
-            data = await asyncio.get_running_loop().sock_recv(self._socket, 2**16)
+            try:
+                data = await asyncio.get_running_loop().sock_recv(self._socket, 2**16)
+            except ConnectionResetError:  # It had not been accepted when the listener went.
+                data = b""
             if not data:
                 return None
             self._frames.put(data)
