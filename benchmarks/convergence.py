@@ -126,9 +126,7 @@ _INT4 = ("--encoding", "int4")
 _FASTER = (("letters-long", 3.2e-2),)
 _INT2 = ("--encoding", "int2")
 _TOPK = ("--encoding", "topk", "--topk-kept")
-_ONE_LATE = ("--overlap", "--overlap-steps", "1")
-_TWO_LATE = ("--overlap", "--overlap-steps", "2")
-_FOUR_LATE = ("--overlap", "--overlap-steps", "4")
+_LATE = ("--overlap", "--overlap-steps")
 _FRAGMENTS = (*_LOCAL, "16", *_INT4, "--fragments", "4")
 _CADENCE = ("--schedule", "cadence")
 SCHEDULES = {
@@ -157,19 +155,19 @@ SCHEDULES = {
     "local-16": Schedule(flags=(*_LOCAL, "16"), rates=_FASTER),
     "local-16-int4-overlap": Schedule(flags=(*_LOCAL, "16", *_INT4, "--overlap"), rates=_FASTER),
     "local-16-int4-overlap-1-shared": Schedule(
-        flags=(*_LOCAL, "16", *_INT4, *_ONE_LATE), shared_momentum=True, rates=_FASTER
+        flags=(*_LOCAL, "16", *_INT4, *_LATE, "1"), shared_momentum=True, rates=_FASTER
     ),
     "local-16-int4-overlap-2-shared": Schedule(
-        flags=(*_LOCAL, "16", *_INT4, *_TWO_LATE), shared_momentum=True, rates=_FASTER
+        flags=(*_LOCAL, "16", *_INT4, *_LATE, "2"), shared_momentum=True, rates=_FASTER
     ),
     "local-16-int4-overlap-4-shared": Schedule(
-        flags=(*_LOCAL, "16", *_INT4, *_FOUR_LATE), shared_momentum=True, rates=_FASTER
+        flags=(*_LOCAL, "16", *_INT4, *_LATE, "4"), shared_momentum=True, rates=_FASTER
     ),
     "local-5-topk-7-shared": Schedule(
         flags=(*_LOCAL, "5", *_TOPK, "7"), shared_momentum=True, rates=_FASTER
     ),
     "local-5-topk-7-overlap-1": Schedule(
-        flags=(*_LOCAL, "5", *_TOPK, "7", *_ONE_LATE), rates=_FASTER
+        flags=(*_LOCAL, "5", *_TOPK, "7", *_LATE, "1"), rates=_FASTER
     ),
     "local-16-int4-overlap-mix": Schedule(
         flags=(*_LOCAL, "16", *_INT4, "--overlap", "--mix", "0.5"), rates=_FASTER
