@@ -90,10 +90,26 @@ class Seen:
     rates: tuple[float, float]
     """Samples a second of all workers together, each alone, in the two phases: the mean of before
     and after the line."""
+    worked_s: tuple[float, ...]
+    """Processor time that each worker's training thread spent on batches, without the exchange."""
+    worked_alone: tuple[float, ...]
+    """The same for a second in which each is alone."""
+    moves: tuple[float, ...]
+    """The part of its time in which each does not stand still."""
 
     def ideal_s(self, samples: int) -> float:
         """How long `samples` would have taken without an exchange, half of them in each phase."""
         return samples / 2 / self.rates[0] + samples / 2 / self.rates[1]
+
+    @property
+    def computing(self) -> float:
+        """How much processor time went into batches, over what would have if each were alone.
+
+        Up to the last commit. Both are processor time, so a machine whose speed drifts, by which
+        `ideal_s` is right or wrong, changes neither.
+        """
+        alone = sum(part * moves for part, moves in zip(self.worked_alone, self.moves, strict=True))
+        return sum(self.worked_s) / (alone * self.windows[-1].ended_s)
 
 
 class Crew:
@@ -203,4 +219,10 @@ def _seen(workers: Sequence[Mapping[str, Any]], moves: Sequence[float]) -> Seen:
         (sum(first) + sum(second)) / 2
         for first, second in zip(zip(*before, strict=True), zip(*after, strict=True), strict=True)
     ]
-    return Seen(windows=windows, rates=(means[0], means[1]))
+    return Seen(
+        windows=windows,
+        rates=(means[0], means[1]),
+        worked_s=tuple(each["worked_s"] for each in workers),
+        worked_alone=tuple(each["worked_alone"] for each in workers),
+        moves=tuple(moves),
+    )

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +21,38 @@ from torch.utils.data import DataLoader, Dataset
 from andon_trainer import Line
 
 _ENDLESS = 10**9
+
+
+class Work:
+    """The processor's time that the thread which trains spends on batches: bodies, and steps."""
+
+    def __init__(self) -> None:
+        """Nothing was done yet."""
+        self._bodies_s = self._steps_s = 0.0
+        self._bodies = self._steps = 0
+
+    @contextmanager
+    def body(self) -> Iterator[None]:
+        """Around a loop body, up to its backward."""
+        began = time.thread_time()
+        yield
+        self._bodies_s += time.thread_time() - began
+        self._bodies += 1
+
+    @contextmanager
+    def step(self, line: Line, *, alone: bool) -> Iterator[None]:
+        """Around an optimizer's step. One that commits has an exchange in it, and is left out."""
+        began = time.thread_time()
+        yield
+        if alone or not line.committed:
+            self._steps_s += time.thread_time() - began
+            self._steps += 1
+
+    @property
+    def seconds(self) -> float:
+        """Of all bodies, with as many steps."""
+        step_s = self._steps_s / self._steps if self._steps else 0.0
+        return self._bodies_s + self._bodies * step_s
 
 
 class Numbered(Dataset[tuple[Tensor, Tensor, int]]):
@@ -44,7 +77,9 @@ def work(spec: WorkerSpec) -> dict[str, Any]:
     extra = ExtraWork(_model(spec), _loss_of)
     before = _alone(spec, extra)
     seen = _on_the_line(spec, extra)
-    return {**seen, "rates": [before, _alone(spec, extra)]}
+    after = _alone(spec, extra)
+    rates, worked_alone = [before[0], after[0]], (before[1] + after[1]) / 2
+    return {**seen, "rates": rates, "worked_alone": worked_alone}
 
 
 def _rendezvous(said: str) -> str:
@@ -54,7 +89,7 @@ def _rendezvous(said: str) -> str:
 
 
 def _on_the_line(spec: WorkerSpec, extra: ExtraWork) -> dict[str, Any]:
-    """Trains on an epoch; returns the time of the first batch, and this worker's windows.
+    """Trains on an epoch; returns the time of the first batch, what it worked, and its windows.
 
     A window is the time of its commit, how many samples and micro-batches this worker had, and how
     many bytes its host's link has carried so far.
@@ -71,7 +106,8 @@ def _on_the_line(spec: WorkerSpec, extra: ExtraWork) -> dict[str, Any]:
         came.append(time.monotonic())
         return spec.factors[position >= spec.samples // 2]
 
-    for count in _steps(spec, line, extra, factor):
+    work = Work()
+    for count in _steps(spec, line, extra, factor, work):
         samples, batches = samples + count, batches + 1
         if each_s and time.monotonic() > next_stall:
             next_stall += each_s
@@ -82,20 +118,26 @@ def _on_the_line(spec: WorkerSpec, extra: ExtraWork) -> dict[str, Any]:
             )
             samples = batches = 0
     line.close()
-    return {"began": came[0], "windows": windows}
+    return {"began": came[0], "worked_s": work.seconds, "windows": windows}
 
 
-def _alone(spec: WorkerSpec, extra: ExtraWork) -> list[float]:
-    """Trains for two phases that all workers begin together; returns samples a second of each."""
+def _alone(spec: WorkerSpec, extra: ExtraWork) -> tuple[list[float], float]:
+    """Trains for two phases that all workers begin together.
+
+    Returns:
+        Samples a second of each; and how much processor time of the training thread a second of
+        them has.
+    """
     starts = [time.monotonic()] * 3
     done: list[list[tuple[float, int]]] = [[], []]
     total = 0
-    line = Line()
+    line, work = Line(), Work()
+    worked: list[tuple[float, float]] = []
 
     def factor(_: int) -> float:
         return spec.factors[time.monotonic() >= starts[1]]
 
-    steps = _steps(spec, line, extra, factor, alone=True)
+    steps = _steps(spec, line, extra, factor, work, alone=True)
     next(steps)
     starts = [float(each) for each in _rendezvous("ready").split()]
     for count in steps:
@@ -103,10 +145,13 @@ def _alone(spec: WorkerSpec, extra: ExtraWork) -> list[float]:
         if now >= starts[2]:
             break
         total += count
+        worked.append((now, work.seconds))
         # A step counts where it ended, and a phase's time runs from the end of its first step.
         done[now >= starts[1]].append((now, total))
     line.close()
-    return [(last - first) / (end - start) for (start, first), *_, (end, last) in done]
+    rates = [(last - first) / (end - start) for (start, first), *_, (end, last) in done]
+    (start, first), *_, (end, last) = worked
+    return rates, (last - first) / (end - start)
 
 
 def _steps(
@@ -114,12 +159,14 @@ def _steps(
     line: Line,
     extra: ExtraWork,
     factor: Callable[[int], float],
+    work: Work | None = None,
     *,
     alone: bool = False,
 ) -> Iterator[int]:
     """Trains on an epoch; yields each micro-batch's number of samples after its step.
 
-    `factor` takes a batch's first position: how much work its samples are.
+    `factor` takes a batch's first position: how much work its samples are. `work` counts batches of
+    full size: a smaller one is borrowed, or an epoch's last.
     """
     model = _model(spec)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
@@ -130,10 +177,13 @@ def _steps(
     model, optimizer, loader = line.prepare(model, optimizer, DataLoader(data, batch_size=batch))
     for _ in line.epochs(1):
         for x, y, numbers in loader:
-            extra.do(factor(int(numbers[0])), x, y)
-            optimizer.zero_grad()
-            line.backward(_loss_of(model, x, y))
-            optimizer.step()
+            counted = work if len(x) == spec.batch else None
+            with counted.body() if counted else nullcontext():
+                extra.do(factor(int(numbers[0])), x, y)
+                optimizer.zero_grad()
+                line.backward(_loss_of(model, x, y))
+            with counted.step(line, alone=alone) if counted else nullcontext():
+                optimizer.step()
             yield len(x)
 
 

@@ -4,7 +4,9 @@ Three workers get equal shares of the processors. One takes three times as long 
 another stands still for 5 s in every minute. Each schedule trains on the same number of samples, on
 a line of its own. The *ideal* is the sum of the throughputs that the same three processes reach at
 the same time, each alone, without any exchange, just before and just after the line; that of the
-worker that stands still is what it reaches in the time in which it does not.
+worker that stands still is what it reaches in the time in which it does not. A machine whose speed
+drifts moves this figure. *Computing* compares processor time instead: how much of it the training
+threads spent on batches in a second of the line, over a second of each alone.
 
     python benchmarks/stragglers.py --json benchmarks/results/stragglers.json
     python benchmarks/stragglers.py --schedules local,quorum --windows 20 --each-s 12 --stall-s 1
@@ -77,9 +79,9 @@ def main() -> int:
                             service.enter(served.pid)
                             seen = crew.work(load, served.address, served.run_id, options.phase_s)
                         runs[name].append(seen)
-                        print(
-                            f"{name}: {_of_ideal(seen, samples):.3f}", file=sys.stderr, flush=True
-                        )
+                        text = f"{name}: {_of_ideal(seen, samples):.3f}"
+                        text += f", computing {seen.computing:.3f}"
+                        print(text, file=sys.stderr, flush=True)
     except NoShares as error:
         print(f"stragglers.py: {error}", file=sys.stderr)
         return 1
@@ -89,7 +91,8 @@ def main() -> int:
         print(
             f"{row['schedule']:16}{row['seconds']:9.2f} s  of ideal {row['of_ideal']:.3f}", end=""
         )
-        print(f"  {low:.3f} to {high:.3f}  {row['records']} records")
+        print(f"  {low:.3f} to {high:.3f}  computing {row['computing']:.3f}", end="")
+        print(f"  {row['records']} records")
     if options.json:
         write_rows(options.json, {**machine, **_circumstances(options, load, how)}, rows)
     return 0
@@ -107,6 +110,7 @@ def _row(schedule: str, runs: Sequence[Seen], samples: int) -> dict[str, Any]:
         "seconds": round(statistics.median(each.windows[-1].ended_s for each in runs), 3),
         "of_ideal": round(statistics.median(parts), 4),
         "spread": [round(parts[0], 4), round(parts[-1], 4)],
+        "computing": round(statistics.median(each.computing for each in runs), 4),
         "repeats": len(runs),
         "records": len(runs[0].windows),
     }

@@ -8,6 +8,7 @@ from typing import Any
 from andon.protocol.halts import HaltAnswer
 from andon_coordinator.core import events as on
 from andon_trainer.core.events import ControlLost, Dismissed, TransferAsked
+from andon_trainer.core.worker_state import RoundPhase
 from search import coordinator
 from search.messages import Accepted, Checkpoint, CloseStream, Out, Refused, Released
 from search.numbers import Serial, Stream
@@ -163,6 +164,12 @@ def _computes(world: World, state: State, slot: int) -> Iterator[tuple[Label, St
         )
         world.act_out(draft, slot, out)
         yield ("computes", slot), draft.state()
+        if worker.state.phase is RoundPhase.LATE:
+            draft = Draft.of(state)
+            out = world.turn(draft, slot, ("makes up",), lambda w, o: w.makes_up(o))
+            world.act_out(draft, slot, out)
+            if draft.workers[slot] != state.workers[slot]:
+                yield ("makes up", slot), draft.state()
 
 
 def _asks_on(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:

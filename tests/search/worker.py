@@ -96,6 +96,8 @@ class Place(enum.Enum):
     """In `next_round`."""
     COMPUTES = enum.auto()
     """It computes what its exchange sends, which it has not begun."""
+    TURN = enum.auto()
+    """In `take_turn`, with a share that is computed and that it was late with."""
     AHEAD = enum.auto()
     """It computes ahead, and looks between two local steps whether its round is void."""
     LEAVES = enum.auto()
@@ -176,6 +178,8 @@ class Worker:
     """What it gave to that one."""
     scheduled: int = 0
     """How often the script moved its scheduler: once for each step, after the step's means."""
+    midway: bool = False
+    """Whether it goes on computing what it was late with, after the step that it makes up."""
     sums: tuple[Kept, Weights] | None = None
     """With grains: what it has summed since the head, and of which weights."""
     heard_otherwise: Key | None = None
@@ -272,10 +276,17 @@ class Worker:
         """It has computed what its exchange sends, and goes on."""
         if self.state.phase is RoundPhase.LATE:
             self._compute()
-            self._turn()  # The others have gone on: it makes up what they did.
+            self._wait_at(Place.TURN, Wait.TURN)
         else:
             self._exchange(out)
         self.settle(out)
+
+    def makes_up(self, out: list[Out]) -> None:
+        """Between two local steps of what it is late with, it takes a step of the others."""
+        if self.conversation.make_up() is not None:
+            self.midway = True
+            self._exchange(out)
+            self.settle(out)
 
     def _compute(self) -> None:
         """What is missing of its share, as further local steps."""
@@ -396,31 +407,36 @@ class Worker:
                     self.place = Place.COMPUTES
                 else:
                     self._exchange(out)
-            case Place.AVERAGES:
-                if self.conversation.take_averages() is None:
-                    return self._turn()
+            case Place.TURN if self.state.take_computed() is not None:
+                self._exchange(out)
+            case Place.AVERAGES if self.conversation.take_averages() is not None:
                 self._report(out)
                 self._wait_at(Place.COMMIT, Wait.COMMIT)
-            case Place.COMMIT:
-                if self.state.take_commit() is None or not self.means:
+            case Place.AVERAGES | Place.COMMIT:
+                commit = self.state.take_commit()
+                if self.midway:
+                    self.state.take_up_again()
+                if commit is None or not self.means:
                     return self._turn()
                 self.mean = 0
                 self._give(out)
             case Place.MEAN:
-                answer = self.conversation.take_result()
-                if answer.value != self.given:
-                    raise Wrong(
-                        f"worker {self.slot} gave {self.given} and hears {answer.value}: "
-                        "not its mean"
-                    )
-                self.mean += 1
-                if self.mean < self.means:
-                    self._give(out)
-                else:
-                    self.scheduled += 1
-                    return self._turn()
+                return self._hears_mean(out)
             case _:
                 return self._turn()
+        return True
+
+    def _hears_mean(self, out: list[Out]) -> bool:
+        answer = self.conversation.take_result()
+        if answer.value != self.given:
+            raise Wrong(
+                f"worker {self.slot} gave {self.given} and hears {answer.value}: not its mean"
+            )
+        self.mean += 1
+        if self.mean == self.means:
+            self.scheduled += 1
+            return self._turn()
+        self._give(out)
         return True
 
     def _wait_at(self, place: Place, wait: Wait) -> None:
@@ -436,7 +452,10 @@ class Worker:
 
     def _turn(self) -> bool:
         """One turn of the script's loop."""
-        if self.state.step >= self.steps:
+        midway, self.midway = self.midway, False
+        if midway and self.state.phase is RoundPhase.LATE:
+            self.place, self.conversation.wait = Place.COMPUTES, None
+        elif self.state.step >= self.steps:
             self.place = Place.ENOUGH
         else:
             self._request_work()
@@ -464,7 +483,7 @@ class Worker:
         assert self.conversation.begin()
         self.exchanging = assigned.key
         if assigned.attends:
-            if assigned.positions:
+            if assigned.positions and not self.midway:
                 self._compute()
             return assigned
         assert not self.listens

@@ -5,7 +5,8 @@ A step takes a batch at the cursor, and all attempts at it take the same one. Wi
 record has. A worker *holds* what it was assigned last and no record covers; it has computed it, or
 is about to. It keeps that, and gets nothing in addition, so that it is done at once. Those that
 hold nothing get a part of a window each: of what is owed and held by nobody first, of the batch the
-rest. So a batch is as large as those that are free, and empty if nobody is.
+rest. So a batch is as large as those that are free, and empty if nobody is. Near an epoch's end a
+part is what its worker computes until all are done.
 
 Nobody writes down who holds what: an assignment is the only authority. A lost worker's positions
 are free like any others.
@@ -13,7 +14,7 @@ are free like any others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from andon.protocol.grains import Grains
@@ -32,6 +33,7 @@ from andon_coordinator.core import syncing
 from andon_coordinator.core.effects import NoteFewGrains
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.pacing import StepWindow
+from andon_coordinator.core.quorum import done_in_s
 from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.state import CoreState
 
@@ -134,8 +136,9 @@ def _deal_work(core: CoreState, roster: Sequence[LineMember], window: StepWindow
         takers = list(range(len(roster)))
     shares = list(kept)
     if takers:
-        workers = [roster[rank].worker for rank in takers]
-        split = Split(window.split(workers).targets)
+        who = [roster[rank] for rank in takers]
+        last = _last_parts(core, who, window, held, batch.stop, sum(map(len, free)))
+        split = Split(last or window.split([each.worker for each in who]).targets)
         handed = hand_out(free, [kept[rank] for rank in takers], split)
         for rank, share in zip(takers, handed, strict=True):
             shares[rank] = share
@@ -151,15 +154,67 @@ def _new_batch(
 ) -> PositionRange:
     """The batch of a step's first attempt: as much as those take that hold nothing."""
     assert core.plan is not None
-    cursor, everybody = core.chain.cursor, sorted(held)
-    targets = dict(zip(everybody, window.split(everybody).targets_of(len(everybody)), strict=True))
-    fresh = sum(targets[each.worker] for each in roster if not held[each.worker])
-    takes = -(-window.size * fresh // sum(targets.values()))
+    cursor = core.chain.cursor
+    takers = [each for each in roster if not held[each.worker]]
     free = subtract(cursor.owed, (part for ranges in held.values() for part in ranges))
-    takes -= sum(map(len, free))
+    owed = sum(map(len, free))
+    last = _last_parts(core, takers, window, held, cursor.position, owed)
+    if last:
+        takes = sum(last)
+    else:
+        targets = _targets(window, held)
+        fresh = sum(targets[each.worker] for each in takers)
+        takes = -(-window.size * fresh // sum(targets.values()))
+    takes -= owed
+    if last and core.plan.epoch_size is not None and core.members.late():
+        # The step that ends the epoch waits for those that are late, so it is a small one.
+        small = core.plan.epoch_size - cursor.position - window.unit
+        takes = min(takes, small) if small > 0 else takes
     if takes <= 0:
         return PositionRange(cursor.position, cursor.position)
     return next_batch(cursor, takes, core.plan.epoch_size)
+
+
+def _targets(window: StepWindow, workers: Iterable[int]) -> dict[int, int]:
+    """How the parts of a window compare."""
+    everybody = sorted(workers)
+    return dict(zip(everybody, window.split(everybody).targets_of(len(everybody)), strict=True))
+
+
+def _last_parts(
+    core: CoreState,
+    takers: Sequence[LineMember],
+    window: StepWindow,
+    workers: Iterable[int],
+    position: int,
+    free: int,
+) -> tuple[int, ...]:
+    """How much each of `takers` gets near the epoch's end, at least a local step; empty: as usual.
+
+    Args:
+        core: the state.
+        takers: those that hold nothing.
+        window: the step's.
+        workers: all that take part in it.
+        position: nobody was assigned what lies behind it.
+        free: positions before it that nobody holds.
+    """
+    assert core.plan is not None
+    if core.plan.epoch_size is None or not window.unit:
+        return ()
+    members = filter(None, map(core.members.get, workers))
+    paces = [each.pace for each in members]
+    seconds = done_in_s(core.plan.epoch_size - position + free, paces, core.now)
+    if seconds is None:
+        return ()
+    targets, parts, near = _targets(window, workers), [], False
+    for each in takers:
+        assert each.pace.position_s is not None
+        usual = max(1, window.size * targets[each.worker] // sum(targets.values()))
+        steps = max(1, round(seconds / each.pace.position_s / window.unit))
+        near = near or steps * window.unit < usual
+        parts.append(min(usual, steps * window.unit))
+    return tuple(parts) if near else ()
 
 
 def cursor_behind(core: CoreState, batch: PositionRange) -> Cursor | None:

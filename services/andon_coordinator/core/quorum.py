@@ -19,6 +19,9 @@ one that is always three times as slow delays nobody, and one that is a hundredt
 record. What is expected follows from its own speed of late, and from when it began.
 
 With a grace of 0, and a quorum of one worker, this is the asynchronous policy.
+
+At an epoch's end everybody is waited for. So that nobody waits long, no worker takes more then than
+it computes until all are done (`done_in_s`), if all have work until then.
 """
 
 from __future__ import annotations
@@ -26,12 +29,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from andon.protocol.shards import Ranges, subtract
 
-__all__ = ["OpenWindow", "Pace", "Working", "late_workers", "needed"]
+__all__ = ["OpenWindow", "Pace", "Working", "done_in_s", "late_workers", "needed"]
 
 _PRICE = 0.1
 """What a change loses by one record, as a part of the time that it took."""
@@ -80,11 +83,17 @@ class Pace:
         self.done, self._begun_at = (), None
 
     @property
+    def position_s(self) -> float | None:
+        """How long it takes for a position; None: it has computed none."""
+        return statistics.median(self._rates) if self._rates else None
+
+    @property
     def expected_at(self) -> float | None:
-        """When it will have computed its share; None: nobody knows."""
-        if self._begun_at is None or not self._rates:
+        """When it will have computed its share; None: nobody knows, or it computes none."""
+        position_s = self.position_s
+        if self._begun_at is None or position_s is None:
             return None
-        return self._begun_at + statistics.median(self._rates) * self._positions
+        return self._begun_at + position_s * self._positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +123,24 @@ class OpenWindow:
     """How long workers take for a share."""
     reached_at: float
     """Since when a quorum has computed."""
+
+
+def done_in_s(left: int, paces: Iterable[Pace], now: float) -> float | None:
+    """In how long all workers are done, if each has work until then; None: a pace is not known.
+
+    Args:
+        left: positions that nobody was assigned.
+        paces: all workers'.
+        now: the line's clock.
+    """
+    rate, positions = 0.0, float(left)
+    for pace in paces:
+        if not pace.position_s:
+            return None
+        rate += 1.0 / pace.position_s
+        if pace.expected_at is not None:
+            positions += max(0.0, pace.expected_at - now) / pace.position_s
+    return positions / rate if rate else None
 
 
 def needed(part: float, workers: int) -> int:

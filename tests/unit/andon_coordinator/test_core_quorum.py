@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 
 from andon.protocol.records import PositionRange
-from andon_coordinator.core.quorum import OpenWindow, Pace, Working, late_workers, needed
+from andon_coordinator.core.quorum import (
+    OpenWindow,
+    Pace,
+    Working,
+    done_in_s,
+    late_workers,
+    needed,
+)
 
 WINDOW = OpenWindow(workers=4, done=3, positions=64, usual_s=10.0, reached_at=100.0)
 SLOW = Working(worker=3, positions=16, expected_at=None, may_be_late=True)
@@ -63,3 +70,29 @@ def test_what_is_expected_of_a_worker_follows_from_its_own_shares() -> None:
 
     assert pace.took_s == 8.0
     assert pace.expected_at == 20.0 + 4.0
+
+
+def paced(position_s: float, *, working: int = 0, at: float = 100.0) -> Pace:
+    """A worker of this speed, that has begun with so many positions."""
+    pace = Pace()
+    pace.assigned(share(0, 8), 0.0)
+    pace.computed(share(0, 8), 8 * position_s)
+    pace.recorded()
+    if working:
+        pace.assigned(share(8, 8 + working), at)
+    return pace
+
+
+def test_all_are_done_once_what_is_left_is_computed_by_all_as_fast_as_each_can() -> None:
+    fast, slow = paced(0.25), paced(1.0, working=4, at=98.0)
+
+    # The slow one has 2 of its 4 positions left. With the 3 that are free that is one second.
+    assert done_in_s(3, [fast, slow], 100.0) == pytest.approx(1.0)
+    assert done_in_s(3, [fast, paced(1.0)], 100.0) == pytest.approx(3 / 5)
+    # One that should be done has nothing left.
+    assert done_in_s(5, [fast, slow], 110.0) == pytest.approx(1.0)
+
+
+def test_nobody_knows_when_all_are_done_as_long_as_a_pace_is_unknown() -> None:
+    assert done_in_s(8, [paced(0.25), Pace()], 100.0) is None
+    assert done_in_s(8, [], 100.0) is None

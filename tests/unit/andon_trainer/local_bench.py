@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -46,6 +47,10 @@ class LocalSeat(ScriptedSeat):
         self.computed = Computed()
         self.local_steps = 0
         """How many were counted."""
+        self.missed: dict[int, Assigned] = {}
+        """Rounds of the others', by the local step after which each is made up."""
+        self.takes_turns = False
+        """Whether the round after one that is lost takes up what that should have."""
         self.looks, self.void_at_look = 0, 0
         """The round is void when the worker looks for this time; 0: never."""
         self.drop_before: Key | None = None
@@ -62,6 +67,18 @@ class LocalSeat(ScriptedSeat):
     def look(self) -> bool:
         self.looks += 1
         return self.looks != self.void_at_look
+
+    @contextmanager
+    def making_up(self) -> Iterator[Assigned | None]:
+        missed = self.missed.pop(self.local_steps, None)
+        own = self.position.assigned
+        if missed is not None:
+            self.stand(assigned=missed)
+        yield missed
+        self.stand(assigned=own)
+
+    def take_turn(self) -> Assigned | None:
+        return self.next_round() if self.takes_turns else None
 
     def next_round(self) -> Assigned:
         if self.assignments and self.assignments[0].key == self.drop_before:
@@ -194,6 +211,15 @@ class LocalBench(RoundsBench):
         """Called between two steps, where checkpoints are cut."""
         self.member.waited = lambda: None
         self.spoil: Callable[[int, torch.Tensor], torch.Tensor] = lambda body, loss: loss
+
+    def miss(self, *positions: tuple[int, int], after: int, end: str = "commit") -> None:
+        """Adds a round of the others', which is made up after so many local steps of this worker.
+
+        Its end comes before those of the rounds that are assigned later.
+        """
+        missed = self.assign(*positions, end=end)
+        self.member.assignments.remove(missed)
+        self.member.missed[after] = replace(missed, attends=True, attended=True, rank=1)
 
     def bodies(self) -> Iterator[int]:
         for body, shard in enumerate(self.stepper.batches(self._between_steps)):

@@ -23,12 +23,23 @@ from andon_trainer.core.events import (
     Assigned,
     ControlLost,
     Event,
+    Halted,
     LeftOut,
     ListeningLost,
+    ScalarAllReduceDone,
     Voided,
 )
 from andon_trainer.core.worker_state import RoundPhase, WorkerState
-from unit.andon_trainer.assigned_work import HEAD, KEY, NEXT, average, committed, wait_for, work
+from unit.andon_trainer.assigned_work import (
+    HALT,
+    HEAD,
+    KEY,
+    NEXT,
+    average,
+    committed,
+    wait_for,
+    work,
+)
 
 THIRD, FOURTH = Key(7, 4), Key(7, 5)
 MINE: Ranges = (PositionRange(12, 14),)
@@ -108,6 +119,17 @@ def test_what_it_owes_stays_while_it_makes_up_the_others_rounds() -> None:
 
     assert conversation.state.computed.due == MINE
     assert next_round(conversation) == [RequestWork(NEXT)]
+    assert not conversation.over, "the open round may be made void for it"
+    conversation.receive(committed(THIRD, NEXT))
+    assert wait_for(conversation, Wait.WORK) == []
+    assert conversation.state.attends, "it was not"
+
+
+def test_an_open_round_of_the_others_is_taken_up_for_what_is_to_be_computed() -> None:
+    conversation = late(dealt(NEXT, HEAD, attends=True, positions=(PositionRange(12, 15),)))
+
+    assert next_round(conversation) == [RequestWork(HEAD)]
+
     assert conversation.state.attends
 
 
@@ -134,6 +156,7 @@ def test_a_round_that_goes_on_without_it_before_it_came_to_it_is_not_taken_up() 
     next_round(conversation)
     make_up(conversation, NEXT)
 
+    conversation.receive(committed(FOURTH, NEXT))
     assert next_round(conversation) == [RequestWork(NEXT)]
     assert conversation.state.assigned == dealt(FOURTH, NEXT, attends=True)
 
@@ -145,10 +168,7 @@ def test_only_a_round_of_its_own_that_does_not_ask_for_what_it_owes_has_it_dropp
     conversation.receive(Voided(NEXT, "lost"))
     conversation.receive(other)
 
-    assert conversation.begin()
-    wait_for(conversation, Wait.AVERAGES)
-
-    assert DropComputed("other positions were assigned") in next_round(conversation)
+    assert DropComputed("other positions were assigned") in wait_for(conversation, Wait.WORK)
 
 
 @pytest.mark.parametrize("lost", [ControlLost(1, "gone"), ListeningLost("gone")])
@@ -174,3 +194,137 @@ def test_to_hear_twice_that_it_is_late_changes_nothing() -> None:
     assert conversation.state.computed.due == computed
     assert next_round(conversation) == [RequestWork(HEAD)]
     assert make_up(conversation, NEXT) == [StepDone(NEXT)], "what it has to make up is still there"
+
+
+# ------------------------------------------------------------------ between two local steps
+
+
+def test_a_round_that_the_others_have_made_is_made_up_in_the_middle_of_the_share() -> None:
+    conversation = computing()
+    conversation.receive(LeftOut(KEY))
+    own = conversation.state.assigned
+    missed = dealt(NEXT, HEAD, attends=True)
+    conversation.receive(missed)
+    assert conversation.make_up() is None, "it has no record yet"
+    conversation.receive(committed(NEXT, HEAD))
+    conversation.state.computed.add(MINE[:1])
+
+    assert conversation.make_up() == missed
+    assert conversation.state.is_midway
+    assert make_up(conversation, NEXT) == [StepDone(NEXT)]
+    conversation.state.take_up_again()
+
+    state = conversation.state
+    assert (state.head, state.phase, state.assigned) == (NEXT, RoundPhase.LATE, own)
+    assert (state.is_midway, state.computed.due) == (False, MINE[:1])
+    assert conversation.make_up() is None
+    assert next_round(conversation) == [RequestWork(NEXT)], "only now its share is computed"
+
+
+def test_rounds_that_went_on_without_a_share_are_made_up_one_after_the_other() -> None:
+    conversation = late(
+        dealt(NEXT, HEAD, attends=True),
+        committed(NEXT, HEAD, next=dealt(THIRD, NEXT, attends=True)),
+        committed(THIRD, NEXT),
+    )
+
+    for key in (NEXT, THIRD):
+        assert conversation.make_up() is not None
+        assert make_up(conversation, key) == [StepDone(key)]
+        conversation.state.take_up_again()
+
+    assert conversation.state.head == THIRD
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        ScalarAllReduceDone(HEAD, 0, 1.0, 1.0, 1),
+        Halted(HALT),
+        Voided(Key(7, 9), "lost"),
+        dealt(KEY, HEAD),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_what_else_the_others_did_waits_until_the_share_is_computed(first: Event) -> None:
+    conversation = late(first, dealt(NEXT, HEAD, attends=True), committed(NEXT, HEAD))
+
+    assert conversation.make_up() is None
+
+
+def test_a_worker_whose_round_is_its_own_makes_nothing_up() -> None:
+    assert computing().make_up() is None
+
+
+def test_what_ends_the_round_that_is_made_up_ends_the_workers_own() -> None:
+    conversation = late(dealt(NEXT, HEAD, attends=True), committed(NEXT, HEAD))
+    assert conversation.make_up() is not None
+    assert conversation.begin()
+
+    assert conversation.lost() == [EndExchange("the coordinator was lost")]
+    conversation.state.take_up_again()
+
+    assert conversation.state.phase is RoundPhase.VOID
+    assert conversation.state.computed.due == MINE, "it may be assigned once more"
+
+
+# ------------------------------------------------------------------ once the share is computed
+
+
+def take_turn(conversation: Conversation) -> tuple[list[Any], Assigned | None]:
+    """As `Membership.take_turn` does it."""
+    done = wait_for(conversation, Wait.TURN)
+    return done, conversation.state.take_computed() if conversation.over else None
+
+
+def test_a_share_that_is_computed_goes_into_the_next_round_where_it_ended() -> None:
+    conversation = late(dealt(NEXT, HEAD, attends=True))
+    assert take_turn(conversation) == ([RequestWork(HEAD)], None)
+    assert not conversation.over, "the open round may be made void for it"
+
+    conversation.receive(Voided(NEXT, "a late worker is done"))
+    conversation.receive(dealt(THIRD, HEAD))
+
+    done = [RequestWork(HEAD, voided=NEXT), StopListening()]
+    assert take_turn(conversation) == (done, dealt(THIRD, HEAD))
+    average(conversation, THIRD)
+    conversation.receive(committed(THIRD, HEAD))
+    assert conversation.state.computed.due == (), "it is in the record"
+
+
+def test_a_round_that_the_others_finish_meanwhile_is_made_up_before_its_turn() -> None:
+    attended = dealt(NEXT, HEAD, attends=True)
+    conversation = late(attended)
+    assert take_turn(conversation) == ([RequestWork(HEAD)], None)
+
+    conversation.receive(committed(NEXT, HEAD))
+
+    assert take_turn(conversation) == ([], attended)
+    assert make_up(conversation, NEXT) == [StepDone(NEXT)]
+    assert conversation.state.computed.due == MINE
+
+
+@pytest.mark.parametrize(
+    "positions", [(PositionRange(12, 16),), (PositionRange(14, 16),)], ids=["more", "others"]
+)
+def test_a_turn_with_more_to_compute_is_left_to_the_loop(positions: Ranges) -> None:
+    conversation = late(dealt(NEXT, HEAD, positions=positions))
+
+    assert take_turn(conversation) == ([RequestWork(HEAD), StopListening()], None)
+
+    assert conversation.over
+    assert conversation.begin_anew() == []
+    assert conversation.state.forget_round() is None
+    wait_for(conversation, Wait.WORK)
+    assert conversation.state.assigned == dealt(NEXT, HEAD, positions=positions)
+
+
+def test_a_stream_that_is_lost_ends_the_wait_for_a_turn() -> None:
+    conversation = late(dealt(NEXT, HEAD, attends=True))
+    take_turn(conversation)
+
+    conversation.lost()
+
+    assert conversation.over
+    assert conversation.state.take_computed() is None
+    assert conversation.state.computed.due == MINE

@@ -475,6 +475,91 @@ def test_what_a_late_worker_owes_is_on_top_of_the_others_windows_until_it_is_sen
     )
 
 
+def test_a_round_that_was_missed_is_made_up_after_a_local_step_and_needs_no_body_of_its_own() -> (
+    None
+):
+    bench, plain = LocalBench(momentum=0.0), LocalBench(momentum=0.0)
+    start, others = bench.weights, bench.member.exchange
+    others.weight_of_others = 8.0
+    for average in others.averages:
+        average[:] = 0.25
+    bench.miss((0, 8), after=1)
+    bench.assign((0, 8), end="lost")
+    bench.assign((0, 8), end="commit")
+
+    own, committed, given = [], [], []
+    for _ in bench.bodies():
+        own.append(bench.weights)
+        committed.append(bench.stepper.committed)
+        given.append(bench.stepper.local_steps)
+
+    one_step = by_hand(plain, bench.computed[:1], momentum=0.0)
+    torch.testing.assert_close(own[0], [part.detach() - 0.25 for part in one_step.parameters()])
+    assert committed == [True, False, True]
+    assert given[::2] == [0, 2], "the first commit has nothing of this worker's"
+    assert [len(samples) for samples in bench.computed] == [4, 4]
+    assert len(bench.borrowed) == 1, "of the round that has its change"
+    line = [part - 0.25 for part in start]
+    beyond = [now - was for now, was in zip(own[1], line, strict=True)]
+    torch.testing.assert_close(
+        bench.change_of(bench.sent[-1]),
+        torch.cat([-each.reshape(-1) for each in in_layout(bench, beyond)]),
+    )
+
+
+def test_a_late_share_is_exchanged_where_it_ends_and_compared_if_that_is_wanted() -> None:
+    calm, bench = (LocalBench() for _ in range(2))
+    calm.assign((0, 8), end="commit", wants_digest=True)
+    bench.member.takes_turns = True
+    bench.assign((0, 8), end="lost")
+    bench.assign((0, 8), end="commit", wants_digest=True)
+
+    calm.run()
+    committed = [bench.stepper.committed for _ in bench.bodies()]
+
+    assert committed == [False, True]
+    assert not bench.borrowed, "it needs no loop body"
+    assert bench.stepper.local_steps == 2
+    assert bench.sent[-1] == calm.sent[-1]
+    (report,), (expected,) = bench.member.reports, calm.member.reports
+    assert (report.digest, report.samples) == (expected.digest, expected.samples)
+    torch.testing.assert_close(bench.weights, calm.weights, rtol=0, atol=0)
+
+
+def test_a_late_share_whose_round_is_void_is_sent_again_bit_for_bit() -> None:
+    calm, bench = (LocalBench() for _ in range(2))
+    calm.assign((0, 8), end="commit")
+    bench.member.takes_turns = True
+    bench.assign((0, 8), end="lost")
+    bench.assign((0, 8), end="void")
+    bench.assign((0, 8), end="commit", attempt=1)
+
+    for each in (calm, bench):
+        each.run()
+
+    assert (bench.computed, len(bench.borrowed)) == (calm.computed, 1)
+    assert bench.sent[-2:] == [calm.sent[-1]] * 2
+    torch.testing.assert_close(bench.weights, calm.weights, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("end", ["void early", "void"])
+def test_a_missed_round_that_can_not_be_made_up_leaves_what_is_computed(end: str) -> None:
+    calm, bench = (LocalBench() for _ in range(2))
+    calm.assign((0, 8), end="commit")
+    bench.miss((0, 8), after=1, end=end)
+    bench.member.void_at_look = 1  # What ended that round, ended its own.
+    bench.assign((0, 8), end="unused")
+    bench.member.ends.remove("unused")
+    bench.assign((0, 8), end="commit")
+
+    for each in (calm, bench):
+        each.run()
+
+    assert bench.computed == calm.computed, "nothing is computed twice"
+    assert bench.sent[-1] == calm.sent[-1]
+    torch.testing.assert_close(bench.weights, calm.weights, rtol=0, atol=0)
+
+
 def test_what_a_late_worker_owes_is_dropped_to_what_the_others_have_made() -> None:
     bench = LocalBench()
     start, others = bench.weights, bench.member.exchange

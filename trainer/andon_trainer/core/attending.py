@@ -9,7 +9,9 @@ so. To the rest of the worker, the line then seems to be as far as this worker i
 Everything else (a transfer, the end of the stream) is of the present moment, and passes at once.
 
 A worker that is late on a line with a quorum attends in the same way. Its state is here already,
-and what it has computed stays: its script takes the rounds of the queue once its share is computed.
+and what it has computed stays. Between two local steps its script takes a round of the queue whose
+record is here, too, and the rest of them once its share is computed. Then it waits, with what it
+has computed, for the round that takes it up, and not for one that may be made void for it.
 
 The queue ends with an assignment that has this worker on its roster: it has arrived.
 """
@@ -133,6 +135,8 @@ class Attending:
             event = self._queue[0]
             if not self._arrived and not _has_come(event, state, wait, number):
                 return None
+            if self.late and not self._arrived and self._may_be_recalled(event, state):
+                return None
             self._queue.popleft()
             if not self._arrived and _is_past(event, state, wait, number):
                 continue
@@ -143,6 +147,35 @@ class Attending:
         dismissed = self.dismissed if not self._queue else None
         self.dismissed = None if dismissed else self.dismissed
         return dismissed
+
+    def missed(self, head: Key | None) -> Assigned | None:
+        """Takes a round from the front of the queue that the others have made; None: there is none.
+
+        `head` is this worker's, which is late.
+        """
+        if not self.late or self._arrived:
+            return None
+        while self._queue and _is_old(self._queue[0], head):
+            self._queue.popleft()
+        work = self._queue[0] if self._queue else None
+        if not isinstance(work, Assigned) or not work.attends or self._is_open(work):
+            return None
+        self._queue.popleft()
+        return work
+
+    def _may_be_recalled(self, front: _OfLine, state: WorkerState) -> bool:
+        """Whether it is a round that is open, and may be made void for what this worker has.
+
+        Nothing that it owes is to be computed, so there is nothing to take that round up for.
+        """
+        if not isinstance(front, Assigned) or not front.attends:
+            return False
+        return self._is_open(front) and not state.computed.missing(front)
+
+    def _is_open(self, front: Assigned) -> bool:
+        """Whether the round at the front of the queue has no record there."""
+        after = self._queue[1] if len(self._queue) > 1 else None
+        return not isinstance(after, Committed) or after.record.key != front.key
 
     def lacks_averages(self, state: WorkerState, wait: Wait | None) -> bool:
         """Whether the others hold what the script waits for: their round is committed.

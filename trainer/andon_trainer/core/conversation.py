@@ -70,7 +70,12 @@ __all__ = ["Conversation", "Wait"]
 
 
 # The script is between two steps: it may leave here, and a run that is over ends it here.
-_BETWEEN_STEPS = frozenset({Wait.WEIGHTS, Wait.WORK, Wait.EPOCH_END, Wait.NUMBER})
+_BETWEEN_STEPS = frozenset({Wait.WEIGHTS, Wait.WORK, Wait.TURN, Wait.EPOCH_END, Wait.NUMBER})
+
+_PHASE_OF = {Wait.TURN: RoundPhase.LATE, Wait.COMMIT: RoundPhase.HELD}
+
+# The script has computed what it was assigned.
+_ASKING = frozenset({Wait.WORK, Wait.TURN})
 
 # The script is between two waits of its loop: only here may its state be replaced (rule 10).
 _BETWEEN_ROUNDS = frozenset({Wait.WEIGHTS, Wait.WORK})
@@ -194,6 +199,19 @@ class Conversation:
             return []
         return self._give_up(message)
 
+    def make_up(self) -> Assigned | None:
+        """A round to make up between two local steps, as one that it only attends; None: none is.
+
+        It is one that the others have made since the line went on without this worker's share.
+        `WorkerState.take_up_again` follows.
+        """
+        if self.state.phase is not RoundPhase.LATE:
+            return None
+        missed = self.attending.missed(self.state.head)
+        if missed is not None:
+            self.state.set_aside(missed)
+        return missed
+
     def reported(self) -> None:
         """The coordinator is told that all averages are here: the round may be committed now."""
         self.state.reported = True
@@ -240,17 +258,22 @@ class Conversation:
             case Wait.AVERAGES | Wait.VERDICT:
                 here = self.wait is Wait.AVERAGES and self._averages is not None
                 return here or state.phase is not RoundPhase.OPEN
-            case Wait.COMMIT:
-                return state.phase is not RoundPhase.HELD
+            case Wait.TURN | Wait.COMMIT:
+                # What else than work ends a turn is looked at by the wait for work, which follows.
+                return state.phase is not _PHASE_OF[self.wait]
             case Wait.NUMBER:
                 return self._result is not None
             case Wait.ANSWER:
-                # A run that is over can't be halted any more. To a learner it is over as soon as it
-                # was told of the last step: those who made that wait for nothing but its leaving.
-                ends = state.dismissed or self.attending.ends_run
-                return state.halt is None and (self._defect is None or ends)
+                return self._needs_no_answer
             case None:
                 return True
+
+    @property
+    def _needs_no_answer(self) -> bool:
+        # A run that is over can't be halted any more. To a learner it is over as soon as it was
+        # told of the last step: those who made that wait for nothing but its leaving.
+        ends = self.state.dismissed or self.attending.ends_run
+        return self.state.halt is None and (self._defect is None or ends)
 
     def poll(self) -> list[Effect]:
         """What the wait needs done before the next event is taken."""
@@ -312,7 +335,7 @@ class Conversation:
 
     def _say_where(self) -> list[Effect]:
         """A worker that learns asks for work at each head, so that the line sees how far it is."""
-        attending, asks = self.attending, self.wait is Wait.WORK and not self.paused
+        attending, asks = self.attending, self.wait in _ASKING and not self.paused
         # Not at the run's end: it would be sent away, and has everything that is left to make up.
         if not (asks and attending.learning) or attending.ends_run or self._nothing_follows():
             return []

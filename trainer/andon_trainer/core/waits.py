@@ -14,6 +14,8 @@ class Wait(enum.Enum):
     """The line's weights, after the first Join."""
     WORK = enum.auto()
     """An assignment."""
+    TURN = enum.auto()
+    """The round that takes up a share which is computed, and whose own round went on without it."""
     EPOCH_END = enum.auto()
     """The end of the present epoch, for everybody."""
     AVERAGES = enum.auto()

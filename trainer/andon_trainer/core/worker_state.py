@@ -82,6 +82,8 @@ class WorkerState:
     """Scalar all-reduces begun since the weights moved. A MARK moves no weights."""
     given: dict[int, tuple[float, float, Digest, bytes]] = field(default_factory=dict)
     """The numbers given to the last two: a coordinator that restarted knows none of them."""
+    _aside: Assigned | None = None
+    """The round that it is late of, while it makes up one that the others made meanwhile."""
     _waiting: Assigned | None = None
     """Work that came and that the script has not taken yet."""
     _asked: tuple[int, Key | None] | None = None
@@ -97,6 +99,11 @@ class WorkerState:
     def attends(self) -> bool:
         """Whether the round that the script works on is one that this worker only attends."""
         return self.assigned is not None and self.assigned.attends
+
+    @property
+    def is_midway(self) -> bool:
+        """Whether it makes up a round in the middle of its share: what it owes is not computed."""
+        return self._aside is not None
 
     def has_work(self, key: Key) -> bool:
         """Whether round `key` was assigned, and the script has not taken it yet."""
@@ -148,6 +155,15 @@ class WorkerState:
         fits = work.attends or self.computed.serves(work)
         return work, [] if fits else self.drop_computed("other positions were assigned")
 
+    def take_computed(self) -> Assigned | None:
+        """Takes the work that came, if nothing of it is to be computed."""
+        work = self._waiting
+        if work is None or work.parent != self.head or self.computed.missing(work):
+            return None
+        if not (work.attends or self.computed.serves(work)):
+            return None
+        return self.take_work()[0]
+
     def hold(self, key: Key) -> bool:
         """Notes that all averages of `key` are here; returns whether that is the present round."""
         if self.phase is RoundPhase.OPEN and self.is_present(key):
@@ -196,6 +212,18 @@ class WorkerState:
             self.phase = RoundPhase.LATE
             return []
         return self.void("the others went on without this worker, which was late")
+
+    def set_aside(self, missed: Assigned) -> None:
+        """It makes up a round of the others' in the middle of its share, which it is late with."""
+        assert self.phase is RoundPhase.LATE
+        self._aside, self.assigned, self.phase = self.assigned, missed, RoundPhase.OPEN
+        self.begun, self.commit = False, None
+
+    def take_up_again(self) -> None:
+        """That is over: it goes on with its share, unless something ended both."""
+        if self.phase is RoundPhase.NONE:
+            self.assigned, self.phase, self.begun = self._aside, RoundPhase.LATE, False
+        self._aside = None
 
     def own_fault(self, kind: str, message: str, value: str = "") -> ExchangeFailed:
         """What this worker itself saw go wrong in the present round."""

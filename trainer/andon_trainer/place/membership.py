@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from andon.host.logs import LogEvent
@@ -91,7 +92,7 @@ log = logging.getLogger(__name__)
 
 _LEAVE_PATIENCE_S = 5.0
 
-_OF_STEPS = frozenset({Wait.WORK, Wait.AVERAGES, Wait.VERDICT, Wait.COMMIT})
+_OF_STEPS = frozenset({Wait.WORK, Wait.TURN, Wait.AVERAGES, Wait.VERDICT, Wait.COMMIT})
 """The waits of a script that makes one step after the other."""
 
 
@@ -346,11 +347,16 @@ class Membership:
         assigned = self._state.assigned
         assert assigned is not None
         self._refuse_part_of_grain(assigned)
-        self._telemetry.clock.assigned()
         if self.timeline is not None:
             self.timeline.span("wait for work", began)
-            self.timeline.step_began(assigned.step, assigned.attempt)
+        self._began(assigned)
         return assigned
+
+    def _began(self, assigned: Assigned) -> None:
+        """It works on this round from now on."""
+        self._telemetry.clock.assigned()
+        if self.timeline is not None:
+            self.timeline.step_began(assigned.step, assigned.attempt)
 
     def _refuse_part_of_grain(self, assigned: Assigned) -> None:
         """Halts a line that assigns a part of a grain, which would be another number."""
@@ -466,7 +472,8 @@ class Membership:
         If the script's habit is to go straight on to its next step, that is asked for too.
         """
         self._telemetry.clock.reported(report)
-        goes_on = self._habit.is_straight and not (report.stop_reason or report.end_of_data)
+        goes_on = self._habit.is_straight and not self._state.is_midway
+        goes_on = goes_on and not (report.stop_reason or report.end_of_data)
         # A worker that is about to leave would only void the round that it asked for.
         if goes_on and STANDING in self._link.coordinator_can and not self._leaving.wanted:
             talk = self.talk
@@ -521,6 +528,44 @@ class Membership:
                 return True
             self._do(self._conversation.receive(event))
         return False
+
+    @contextmanager
+    def making_up(self) -> Iterator[Assigned | None]:
+        """Between two local steps: a round that the others have made, while this worker is late.
+
+        Within it that is the round which it works on. None: there is none.
+        """
+        missed = self._conversation.make_up()
+        if missed is None:
+            yield None
+            return
+        if self.timeline is not None:
+            self.timeline.step_over("void")
+        self._began(missed)
+        try:
+            yield missed
+        finally:
+            self._state.take_up_again()
+
+    def take_turn(self) -> Assigned | None:
+        """Waits for the round that takes up the share of a late worker, which is computed.
+
+        Returns:
+            That round, or one to make up before it. None: this worker is not late, there is more to
+            compute, or something else came; then `next_round` follows.
+        """
+        if self._state.phase is not RoundPhase.LATE:
+            return None
+        if self.timeline is not None:
+            self.timeline.step_over("void")
+        began = time.perf_counter()
+        self._wait(Wait.TURN)
+        if self.timeline is not None:
+            self.timeline.span("wait for work", began)
+        assigned = self._state.take_computed()
+        if assigned is not None:
+            self._began(assigned)
+        return assigned
 
     def stepped_locally(self) -> None:
         """Counts an optimizer step between two exchanges."""

@@ -18,9 +18,11 @@ On a line of fragments a round exchanges a part of the blocks. In the others the
 and what they have beyond the line's is *left over* until those blocks have their turn
 (`own_weights`).
 
-On a line with a quorum a round may go on without this worker. It computes its share to the end,
-and then takes the rounds that it has missed, in which it only attends (`core.attending`): nothing
-of its due pile is sent in them, and it stays on top of what they make of the line's weights.
+On a line with a quorum a round may go on without this worker. It computes its share to the end.
+After each local step it takes a round that it has missed, in which it only attends
+(`core.attending`), and after the last one the round that takes up its share. If more was missed,
+loop bodies of borrowed samples follow. Nothing of the due pile is sent in rounds that it attends,
+and that stays on top of what they make of the line's weights.
 
     commit of such a round     own weights = line's new weights + (own - line's old)
 
@@ -40,7 +42,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -57,6 +58,7 @@ from andon_trainer.data.feed import MicroBatch, Share
 from andon_trainer.place.member import RunMember
 from andon_trainer.schedules.adding_up import AddsUp
 from andon_trainer.schedules.line_weights import LineWeights, OuterStep
+from andon_trainer.schedules.local_round import LocalRound, PileSums
 from andon_trainer.schedules.loop_checks import check_device
 from andon_trainer.schedules.loop_steps import LoopParts
 from andon_trainer.schedules.own_weights import OwnWeights, Part
@@ -86,47 +88,19 @@ class LocalMember(RunMember, Protocol):
     def look(self) -> bool:
         """Takes what the line has sent, without waiting; False if the round is void."""
 
+    def making_up(self) -> AbstractContextManager[Assigned | None]:
+        """Between two local steps: a round that the others have made, while this worker is late.
 
-@dataclass(slots=True)
-class _Sums:
-    """The sums over the local steps of a pile."""
+        Within it that is the round which it works on. None: there is none.
+        """
 
-    steps: int = 0
-    weight: float = 0.0
-    loss_sum: float = 0.0
-    correct: int | None = 0
+    def take_turn(self) -> Assigned | None:
+        """Waits for the round that takes up the share of a late worker, which is computed.
 
-    def add(self, state: StepState) -> None:
-        self.steps += 1
-        self.weight += state.weight
-        self.loss_sum += state.loss_sum
-        both = self.correct is not None and state.correct is not None
-        self.correct = (self.correct or 0) + (state.correct or 0) if both else None
-
-
-@dataclass(slots=True)
-class _Round:
-    """One assignment, and how far this worker is with it."""
-
-    state: StepState
-    """What is reported of it."""
-    parts: list[Ranges]
-    """The positions of each local step that is to be made, those of the due pile first."""
-    due: int
-    """How many of them are of the due pile."""
-    made: int = 0
-    """How many of them were made."""
-    sent: bool = False
-    """Whether the exchange was begun, or could not be."""
-    void: bool = False
-    """Whether it could not be begun."""
-    over: bool = False
-    """Whether the round's outcome was awaited."""
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the present local step is the last one."""
-        return self.made == len(self.parts) - 1
+        Returns:
+            That round, or one to make up before it. None: this worker is not late, there is more to
+            compute, or something else came; then `next_round` follows.
+        """
 
 
 class LocalStepper(AddsUp):
@@ -163,7 +137,7 @@ class LocalStepper(AddsUp):
         self._weights = LineWeights(member, parts.replica, self._held, changes, outer)
         self._inner_ahead: InnerState | None = None
         """The inner state when the pile ahead was begun."""
-        self._due, self._ahead = _Sums(), _Sums()
+        self._due, self._ahead = PileSums(), PileSums()
         self._change: dict[int, torch.Tensor] | None = None
         """The change of the due pile, once something was computed ahead of it."""
         self._before: dict[int, torch.Tensor] | None = None
@@ -172,7 +146,7 @@ class LocalStepper(AddsUp):
         """Whether the models may hold other weights than the line's."""
         self._half_made = False
         """Whether they have a local step that was not noted: the script left it in its middle."""
-        self._round: _Round | None = None
+        self._round: LocalRound | None = None
         self._settled: StepState | None = None
         """The local step that was noted last."""
         self._stepped: set[int] = set()
@@ -226,7 +200,7 @@ class LocalStepper(AddsUp):
     def _go_back(self) -> None:
         """What was computed beyond the head does not count any more."""
         self._held.restore()
-        self._due, self._ahead = _Sums(), _Sums()
+        self._due, self._ahead = PileSums(), PileSums()
         self._change = self._before = self._inner_ahead = None
         self._touched = self._half_made = self._local.computed.left_over = False
         self._averager.renew()
@@ -241,7 +215,7 @@ class LocalStepper(AddsUp):
         self._averager.clock.begin()
         self._committed = False
         computed = self._local.computed
-        wants_digest = assigned.wants_digest and not assigned.attends
+        wants_digest = _wants_digest(assigned)
         if computed.left_over and not computed and not self._half_made:
             # The window begins at this worker's own weights; the line's are held already.
             self._averager.renew()
@@ -250,8 +224,7 @@ class LocalStepper(AddsUp):
             # Nothing is computed beyond the head: the window begins at the line's weights.
             self._begin_window(wants_digest=wants_digest)
             wants_digest = False
-        if wants_digest and self._digest is NO_DIGEST:
-            self._digest = self._weights.digest_of_held()
+        self._hold_digest(wanted=wants_digest)
         epoch, batch = assigned.epoch, assigned.batch
         due = self._shares.of(assigned, epoch, computed.missing(assigned), batch)
         ahead = self._shares.of(assigned, epoch, computed.missing_ahead(assigned), batch)
@@ -272,7 +245,7 @@ class LocalStepper(AddsUp):
             round_, itertools.chain(() if first is None else (first,), batches)
         )
 
-    def _local_steps(self, round_: _Round, batches: Iterator[MicroBatch]) -> Iterator[Any]:
+    def _local_steps(self, round_: LocalRound, batches: Iterator[MicroBatch]) -> Iterator[Any]:
         """The loop's micro-batches of one round, and its exchange."""
         while round_.made < len(round_.parts):
             # A window is long: a loss or a halt must not be noticed at its end only.
@@ -293,6 +266,11 @@ class LocalStepper(AddsUp):
         if self._round is round_ and not round_.over:
             self._finish(round_)
 
+    def _hold_digest(self, *, wanted: bool) -> None:
+        """A window has begun, and the digest of its start may be wanted only now."""
+        if wanted and self._digest is NO_DIGEST:
+            self._digest = self._weights.digest_of_held()
+
     def _begin_window(self, *, wants_digest: bool) -> None:
         """The models hold the line's weights: they are kept."""
         if self._touched:
@@ -302,14 +280,18 @@ class LocalStepper(AddsUp):
         self._buffers.begin()
         self._digest = self._weights.digest_of_models(wanted=wants_digest)
 
-    def _open(self, assigned: Assigned, due: Share, ahead: Share) -> _Round:
+    def _open(self, assigned: Assigned, due: Share, ahead: Share) -> LocalRound:
         parts = self._parts(due, self._local.computed.add)
         made_of_due = len(parts)
         parts += self._parts(ahead, self._local.computed.add_ahead)
+        return LocalRound(self._reported(assigned), parts, made_of_due)
+
+    def _reported(self, assigned: Assigned) -> StepState:
+        """What is reported of a round, at its beginning."""
         samples = self._shares.samples_of(assigned)
         state = StepState.begin(assigned, self._member.position.doubts, None, samples)
         state.digest = self._digest
-        return _Round(state, parts, made_of_due)
+        return state
 
     def _parts(self, share: Share, computed: Callable[[Ranges], None]) -> list[Ranges]:
         """The positions of a share's local steps; those of a step without samples are done."""
@@ -317,7 +299,7 @@ class LocalStepper(AddsUp):
         computed(subtract(share.ranges, (each for part in parts for each in part)))
         return parts
 
-    def _end_parts(self, round_: _Round, kept: int) -> None:
+    def _end_parts(self, round_: LocalRound, kept: int) -> None:
         """The stream ended: parts after the first `kept` have no sample, and are done."""
         for part in round_.parts[kept:]:
             self._local.computed.add(part)
@@ -336,9 +318,10 @@ class LocalStepper(AddsUp):
         yield from self._feeder.batches(due, partial(after, ahead, rest))
         yield from self._feeder.batches(ahead, partial(after, rest))
 
-    def _local_step(self, round_: _Round, batches: Iterator[MicroBatch]) -> Iterator[Any]:
+    def _local_step(self, round_: LocalRound, batches: Iterator[MicroBatch]) -> Iterator[Any]:
         """The loop's micro-batches of one local step."""
         self._refuse_look()
+        self._committed = False
         left = sum(map(len, round_.parts[round_.made]))
         state = self._state = StepState.begin(round_.state.assigned, round_.state.doubts, None)
         state.samples = left
@@ -360,7 +343,7 @@ class LocalStepper(AddsUp):
             if not (yield from self._run_body(state, micro_batch.batch)):
                 return
 
-    def _borrowed_step(self, round_: _Round) -> Iterator[Any]:
+    def _borrowed_step(self, round_: LocalRound) -> Iterator[Any]:
         """Runs the loop body of a round in which there is nothing to compute.
 
         Scripts log, evaluate and stop where `line.committed` is true, so there is a loop body for
@@ -438,11 +421,39 @@ class LocalStepper(AddsUp):
         self._stepped.add(id(optimizer))
         # A script with several optimizers steps them one after another. One that is never stepped
         # holds nothing up: the local step then ends when the loop asks for the next batch.
-        if round_.is_last and len(self._stepped) == len(self._replica.optimizers):
-            self._settle(round_)
-            self._finish(round_)
+        if len(self._stepped) < len(self._replica.optimizers):
+            return
+        is_last = round_.is_last
+        self._settle(round_)
+        if not is_last:
+            self._make_up(round_)
+            return
+        self._finish(round_)
+        if not self._committed:
+            self._take_turn()
 
-    def _settle(self, round_: _Round) -> None:
+    def _take_turn(self) -> None:
+        """Commits what this worker was late with, if its round went on without it."""
+        assigned = self._local.take_turn()
+        if assigned is not None:
+            self._hold_digest(wanted=_wants_digest(assigned))
+            self._finish(LocalRound(self._reported(assigned), [], 0))
+
+    def _make_up(self, round_: LocalRound) -> None:
+        """Takes one of the rounds that the others have made since they went on without this worker.
+
+        One in a loop body: scripts log and evaluate where `line.committed` is true. What would be
+        taken after the share is computed would need a loop body of borrowed samples.
+        """
+        with self._local.making_up() as missed:
+            if missed is None:
+                return
+            self._finish(LocalRound(self._reported(missed), [], 0))
+        if self._committed:
+            self._round = round_
+            self._member.talk.show("COMPUTING")
+
+    def _settle(self, round_: LocalRound) -> None:
         """Notes that the present local step is made; does nothing if that was noted."""
         state = self._state
         if state is None or not self.moved or state is self._settled:
@@ -467,7 +478,7 @@ class LocalStepper(AddsUp):
 
     # ------------------------------------------------------------------ the exchange
 
-    def _send(self, round_: _Round) -> None:
+    def _send(self, round_: LocalRound) -> None:
         """Begins the exchange of the due pile's change; does nothing the second time."""
         if round_.sent:
             return
@@ -490,7 +501,7 @@ class LocalStepper(AddsUp):
             self._buffers.end_window()
         round_.void = not self._averager.send(self._due.weight, self._change, fragment)
 
-    def _finish(self, round_: _Round) -> None:
+    def _finish(self, round_: LocalRound) -> None:
         """Exchanges, reports and commits; in a void round everything stays, to be sent again."""
         self._send(round_)
         # Before the wait, which may raise: a round is finished once.
@@ -501,7 +512,7 @@ class LocalStepper(AddsUp):
             return
         state = round_.state
         attends = state.assigned.attends
-        given = _Sums() if attends else self._due
+        given = PileSums() if attends else self._due
         state.weight, state.loss_sum, state.correct = given.weight, given.loss_sum, given.correct
         state.samples = 0 if attends else state.samples
         averaged = self._averager.receive(given.weight)
@@ -538,7 +549,7 @@ class LocalStepper(AddsUp):
         self._buffers.apply()
         if not owes:
             # As `Computed.committed` has done with the positions.
-            self._due, self._ahead = self._ahead, _Sums()
+            self._due, self._ahead = self._ahead, PileSums()
         self._averager.renew()
         ahead, self._touched = self._change is not None or owes, own is not None
         self._change = None
@@ -576,6 +587,11 @@ class LocalStepper(AddsUp):
             return OwnWeights(exchanged, start, {})
         # What it keeps of these blocks is a part of the change that it sends next.
         return OwnWeights(exchanged, start, self._change, self._outer.mix)
+
+
+def _wants_digest(assigned: Assigned) -> bool:
+    """Whether a round has this worker's weights compared."""
+    return assigned.wants_digest and not assigned.attends
 
 
 def _in_between() -> RuntimeError:
