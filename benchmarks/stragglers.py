@@ -132,6 +132,8 @@ def _circumstances(options: argparse.Namespace, load: Load, how: str) -> dict[st
             f"{options.stall_s:g} s in every {options.each_s:g} s",
             "seconds run from the first batch to the last commit; of_ideal is over them the time "
             "that the same processes would have taken, each alone, just before and just after",
+            "computing: the processor time that the training threads spent on batches in a second, "
+            "without what exchanges, over what they spend alone; the time of stalls is left out",
         ],
     }
 
