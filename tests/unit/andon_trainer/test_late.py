@@ -319,6 +319,24 @@ def test_a_turn_with_more_to_compute_is_left_to_the_loop(positions: Ranges) -> N
     assert conversation.state.assigned == dealt(NEXT, HEAD, positions=positions)
 
 
+@pytest.mark.parametrize("wait", [Wait.WORK, Wait.TURN])
+def test_a_halt_is_heard_behind_a_round_that_is_not_taken_up(wait: Wait) -> None:
+    conversation = late(dealt(NEXT, HEAD, attends=True))
+    if wait is Wait.WORK:
+        next_round(conversation)
+    else:
+        take_turn(conversation)
+
+    conversation.receive(Halted(HALT))
+    wait_for(conversation, wait)
+    if conversation.over:  # It is at the round that the halt voids.
+        conversation.state.take_computed()
+        conversation.begin()
+        wait_for(conversation, Wait.AVERAGES)
+
+    assert conversation.paused
+
+
 def test_a_stream_that_is_lost_ends_the_wait_for_a_turn() -> None:
     conversation = late(dealt(NEXT, HEAD, attends=True))
     take_turn(conversation)

@@ -157,9 +157,11 @@ class Attending:
             return None
         while self._queue and _is_old(self._queue[0], head):
             self._queue.popleft()
-        work = self._queue[0] if self._queue else None
-        if not isinstance(work, Assigned) or not work.attends or self._is_open(work):
+        work, record = (*self._queue, None, None)[:2]
+        if not isinstance(work, Assigned) or not work.attends:
             return None
+        if not isinstance(record, Committed) or record.record.key != work.key:
+            return None  # It is open, or void.
         self._queue.popleft()
         return work
 
@@ -170,12 +172,8 @@ class Attending:
         """
         if not isinstance(front, Assigned) or not front.attends:
             return False
-        return self._is_open(front) and not state.computed.missing(front)
-
-    def _is_open(self, front: Assigned) -> bool:
-        """Whether the round at the front of the queue has no record there."""
-        after = self._queue[1] if len(self._queue) > 1 else None
-        return not isinstance(after, Committed) or after.record.key != front.key
+        # What came behind it (a record, a halt) has decided that.
+        return len(self._queue) == 1 and not state.computed.missing(front)
 
     def lacks_averages(self, state: WorkerState, wait: Wait | None) -> bool:
         """Whether the others hold what the script waits for: their round is committed.
