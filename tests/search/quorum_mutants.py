@@ -11,21 +11,14 @@ from andon_coordinator.core.dealing import Dealt
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.state import CoreState
-from andon_trainer.core.attending import Attending
 from andon_trainer.core.computed import Computed
-from search.mutants import Mutant, Patch, Right, complete_round, mutants_of
+from search.mutants import Mutant, Right, complete_round, mutants_of
 from search.state import Bounds
 
-__all__ = ["QUORUM_MUTANTS", "take_open_rounds_up"]
+__all__ = ["QUORUM_MUTANTS"]
 
 QUORUM_MUTANTS: list[Mutant] = []
 _mutant = mutants_of(QUORUM_MUTANTS)
-
-
-def take_open_rounds_up(patch: Patch) -> None:
-    """Makes late workers take rounds up before they are committed, as the protocol lets them."""
-    patch.setattr(Attending, "_may_be_recalled", lambda *_: False)
-
 
 _QUORUM = Bounds(faults=0, steps=1, local=True, quorum=True)
 
@@ -63,20 +56,16 @@ def _a_change_counted_twice_after_a_window_went_on(_: Right, self: Computed, wor
     return work.positions
 
 
-@_mutant(Bounds(faults=0, steps=2, local=True, quorum=True), "is not ready")
-def _a_late_worker_is_counted_ready(patch: Patch) -> None:
-    """What a late worker reports of a round that it attends completes that.
-
-    Andon's own takes no round up that is open, where it has nothing to compute. Other clients may.
-    """
-    right = line._OF_LATE[events.WorkerReady]
-
-    def wrong(core: CoreState, member: LineMember, event: events.WorkerReady) -> None:
-        right(core, member, event)
-        complete_round(core, event.ready)
-
-    patch.setitem(line._OF_LATE, events.WorkerReady, wrong)
-    take_open_rounds_up(patch)
+@_mutant(
+    Bounds(faults=0, steps=2, local=True, quorum=True),
+    *("is not ready", line._OF_LATE, events.WorkerReady),
+)
+def _a_late_worker_is_counted_ready(
+    right: Right, core: CoreState, member: LineMember, event: events.WorkerReady
+) -> None:
+    """What a late worker reports of a round that it attends completes that."""
+    right(core, member, event)
+    complete_round(core, event.ready)
 
 
 @_mutant(_QUORUM, "nobody has computed", late, "needed")

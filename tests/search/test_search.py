@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pytest
 
-from search.quorum_mutants import take_open_rounds_up
 from search.search import Report, search
 from search.state import (
     ALL_FAULTS,
@@ -269,13 +268,9 @@ def test_fragments_leave_nothing_over_where_state_is_needed_in_one_piece() -> No
     _whole(replace(FRAGMENTS, kinds=frozenset({"crash"})))
 
 
-@pytest.mark.parametrize("eager", [False, True], ids=["", "other clients"])
-def test_f_dp_002_with_a_quorum_late_workers_come_back_and_every_position_is_in_one_record(
-    eager: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if eager:
-        take_open_rounds_up(monkeypatch)
-
+def test_f_dp_002_with_a_quorum_late_workers_come_back_and_every_position_is_in_one_record() -> (
+    None
+):
     report = _whole(QUORUM)
 
     assert not report.lost

@@ -178,6 +178,8 @@ class Worker:
     """What it gave to that one."""
     scheduled: int = 0
     """How often the script moved its scheduler: once for each step, after the step's means."""
+    turning: bool = False
+    """Whether it waits, with a share that it was late with, for the round that takes that up."""
     midway: bool = False
     """Whether it goes on computing what it was late with, after the step that it makes up."""
     sums: tuple[Kept, Weights] | None = None
@@ -276,7 +278,8 @@ class Worker:
         """It has computed what its exchange sends, and goes on."""
         if self.state.phase is RoundPhase.LATE:
             self._compute()
-            self._wait_at(Place.TURN, Wait.TURN)
+            self.turning = True
+            self._turn()
         else:
             self._exchange(out)
         self.settle(out)
@@ -414,6 +417,7 @@ class Worker:
                 self._wait_at(Place.COMMIT, Wait.COMMIT)
             case Place.AVERAGES | Place.COMMIT:
                 commit = self.state.take_commit()
+                self.turning = self.turning and commit is None
                 if self.midway:
                     self.state.take_up_again()
                 if commit is None or not self.means:
@@ -453,8 +457,11 @@ class Worker:
     def _turn(self) -> bool:
         """One turn of the script's loop."""
         midway, self.midway = self.midway, False
+        self.turning = self.turning and self.conversation.awaits_turn()
         if midway and self.state.phase is RoundPhase.LATE:
             self.place, self.conversation.wait = Place.COMPUTES, None
+        elif self.turning:
+            self._wait_at(Place.TURN, Wait.TURN)
         elif self.state.step >= self.steps:
             self.place = Place.ENOUGH
         else:

@@ -49,8 +49,8 @@ class LocalSeat(ScriptedSeat):
         """How many were counted."""
         self.missed: dict[int, Assigned] = {}
         """Rounds of the others', by the local step after which each is made up."""
-        self.takes_turns = False
-        """Whether the round after one that is lost takes up what that should have."""
+        self.turns = 0
+        """How many rounds after one that is lost are taken up in the same loop body."""
         self.looks, self.void_at_look = 0, 0
         """The round is void when the worker looks for this time; 0: never."""
         self.drop_before: Key | None = None
@@ -78,7 +78,8 @@ class LocalSeat(ScriptedSeat):
         self.stand(assigned=own)
 
     def take_turn(self) -> Assigned | None:
-        return self.next_round() if self.takes_turns else None
+        self.turns -= 1
+        return self.next_round() if self.turns >= 0 else None
 
     def next_round(self) -> Assigned:
         if self.assignments and self.assignments[0].key == self.drop_before:

@@ -119,17 +119,6 @@ def test_what_it_owes_stays_while_it_makes_up_the_others_rounds() -> None:
 
     assert conversation.state.computed.due == MINE
     assert next_round(conversation) == [RequestWork(NEXT)]
-    assert not conversation.over, "the open round may be made void for it"
-    conversation.receive(committed(THIRD, NEXT))
-    assert wait_for(conversation, Wait.WORK) == []
-    assert conversation.state.attends, "it was not"
-
-
-def test_an_open_round_of_the_others_is_taken_up_for_what_is_to_be_computed() -> None:
-    conversation = late(dealt(NEXT, HEAD, attends=True, positions=(PositionRange(12, 15),)))
-
-    assert next_round(conversation) == [RequestWork(HEAD)]
-
     assert conversation.state.attends
 
 
@@ -156,7 +145,6 @@ def test_a_round_that_goes_on_without_it_before_it_came_to_it_is_not_taken_up() 
     next_round(conversation)
     make_up(conversation, NEXT)
 
-    conversation.receive(committed(FOURTH, NEXT))
     assert next_round(conversation) == [RequestWork(NEXT)]
     assert conversation.state.assigned == dealt(FOURTH, NEXT, attends=True)
 
@@ -168,7 +156,10 @@ def test_only_a_round_of_its_own_that_does_not_ask_for_what_it_owes_has_it_dropp
     conversation.receive(Voided(NEXT, "lost"))
     conversation.receive(other)
 
-    assert DropComputed("other positions were assigned") in wait_for(conversation, Wait.WORK)
+    assert conversation.begin()
+    wait_for(conversation, Wait.AVERAGES)
+
+    assert DropComputed("other positions were assigned") in next_round(conversation)
 
 
 @pytest.mark.parametrize("lost", [ControlLost(1, "gone"), ListeningLost("gone")])
@@ -273,35 +264,50 @@ def test_what_ends_the_round_that_is_made_up_ends_the_workers_own() -> None:
 
 def take_turn(conversation: Conversation) -> tuple[list[Any], Assigned | None]:
     """As `Membership.take_turn` does it."""
+    if not conversation.awaits_turn():
+        return [], None
     done = wait_for(conversation, Wait.TURN)
     return done, conversation.state.take_computed() if conversation.over else None
 
 
 def test_a_share_that_is_computed_goes_into_the_next_round_where_it_ended() -> None:
-    conversation = late(dealt(NEXT, HEAD, attends=True))
+    conversation = late()
     assert take_turn(conversation) == ([RequestWork(HEAD)], None)
-    assert not conversation.over, "the open round may be made void for it"
 
-    conversation.receive(Voided(NEXT, "a late worker is done"))
-    conversation.receive(dealt(THIRD, HEAD))
+    conversation.receive(dealt(NEXT, HEAD))
 
-    done = [RequestWork(HEAD, voided=NEXT), StopListening()]
-    assert take_turn(conversation) == (done, dealt(THIRD, HEAD))
-    average(conversation, THIRD)
-    conversation.receive(committed(THIRD, HEAD))
+    assert take_turn(conversation) == ([StopListening()], dealt(NEXT, HEAD))
+    average(conversation, NEXT)
+    conversation.receive(committed(NEXT, HEAD))
     assert conversation.state.computed.due == (), "it is in the record"
 
 
-def test_a_round_that_the_others_finish_meanwhile_is_made_up_before_its_turn() -> None:
+def test_the_others_round_is_taken_up_first_and_may_be_made_void_for_the_share() -> None:
     attended = dealt(NEXT, HEAD, attends=True)
     conversation = late(attended)
-    assert take_turn(conversation) == ([RequestWork(HEAD)], None)
+    assert take_turn(conversation) == ([RequestWork(HEAD)], attended)
+    assert conversation.begin()
 
-    conversation.receive(committed(NEXT, HEAD))
+    voided = conversation.receive(Voided(NEXT, "a late worker is done"))
+    wait_for(conversation, Wait.AVERAGES)
+    conversation.receive(dealt(THIRD, HEAD))
 
-    assert take_turn(conversation) == ([], attended)
+    assert voided == []
+    done = [RequestWork(HEAD, voided=NEXT), StopListening()]
+    assert take_turn(conversation) == (done, dealt(THIRD, HEAD))
+    conversation.receive(Voided(THIRD, "lost"))
+    assert take_turn(conversation) == ([], None), "its own round is tried again by the loop"
+
+
+def test_the_others_round_is_committed_before_the_share_has_its_turn() -> None:
+    attended = dealt(NEXT, HEAD, attends=True)
+    conversation = late(attended, committed(NEXT, HEAD))
+    assert take_turn(conversation) == ([RequestWork(HEAD)], attended)
+
     assert make_up(conversation, NEXT) == [StepDone(NEXT)]
+
     assert conversation.state.computed.due == MINE
+    assert take_turn(conversation) == ([], None), "one commit in a loop body"
 
 
 @pytest.mark.parametrize(
@@ -319,26 +325,19 @@ def test_a_turn_with_more_to_compute_is_left_to_the_loop(positions: Ranges) -> N
     assert conversation.state.assigned == dealt(NEXT, HEAD, positions=positions)
 
 
-@pytest.mark.parametrize("wait", [Wait.WORK, Wait.TURN])
-def test_a_halt_is_heard_behind_a_round_that_is_not_taken_up(wait: Wait) -> None:
+def test_a_halt_is_heard_in_the_wait_for_a_turn() -> None:
     conversation = late(dealt(NEXT, HEAD, attends=True))
-    if wait is Wait.WORK:
-        next_round(conversation)
-    else:
-        take_turn(conversation)
+    take_turn(conversation)
+    assert conversation.begin()
 
     conversation.receive(Halted(HALT))
-    wait_for(conversation, wait)
-    if conversation.over:  # It is at the round that the halt voids.
-        conversation.state.take_computed()
-        conversation.begin()
-        wait_for(conversation, Wait.AVERAGES)
+    wait_for(conversation, Wait.AVERAGES)
 
     assert conversation.paused
 
 
 def test_a_stream_that_is_lost_ends_the_wait_for_a_turn() -> None:
-    conversation = late(dealt(NEXT, HEAD, attends=True))
+    conversation = late()
     take_turn(conversation)
 
     conversation.lost()

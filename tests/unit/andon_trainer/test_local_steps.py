@@ -510,7 +510,7 @@ def test_a_round_that_was_missed_is_made_up_after_a_local_step_and_needs_no_body
 def test_a_late_share_is_exchanged_where_it_ends_and_compared_if_that_is_wanted() -> None:
     calm, bench = (LocalBench() for _ in range(2))
     calm.assign((0, 8), end="commit", wants_digest=True)
-    bench.member.takes_turns = True
+    bench.member.turns = 1
     bench.assign((0, 8), end="lost")
     bench.assign((0, 8), end="commit", wants_digest=True)
 
@@ -529,7 +529,7 @@ def test_a_late_share_is_exchanged_where_it_ends_and_compared_if_that_is_wanted(
 def test_a_late_share_whose_round_is_void_is_sent_again_bit_for_bit() -> None:
     calm, bench = (LocalBench() for _ in range(2))
     calm.assign((0, 8), end="commit")
-    bench.member.takes_turns = True
+    bench.member.turns = 1
     bench.assign((0, 8), end="lost")
     bench.assign((0, 8), end="void")
     bench.assign((0, 8), end="commit", attempt=1)
@@ -539,6 +539,22 @@ def test_a_late_share_whose_round_is_void_is_sent_again_bit_for_bit() -> None:
 
     assert (bench.computed, len(bench.borrowed)) == (calm.computed, 1)
     assert bench.sent[-2:] == [calm.sent[-1]] * 2
+    torch.testing.assert_close(bench.weights, calm.weights, rtol=0, atol=0)
+
+
+def test_a_late_share_is_exchanged_after_a_round_that_was_made_void_for_it() -> None:
+    calm, bench = (LocalBench() for _ in range(2))
+    calm.assign((0, 8), end="commit")
+    bench.member.turns = 2
+    bench.assign((0, 8), end="lost")
+    bench.assign((0, 8), end="void", attends=True, rank=1)
+    bench.assign((0, 8), end="commit")
+
+    for each in (calm, bench):
+        each.run()
+
+    assert (bench.computed, bench.borrowed) == (calm.computed, [])
+    assert bench.sent[-1] == calm.sent[-1]
     torch.testing.assert_close(bench.weights, calm.weights, rtol=0, atol=0)
 
 

@@ -10,8 +10,7 @@ Everything else (a transfer, the end of the stream) is of the present moment, an
 
 A worker that is late on a line with a quorum attends in the same way. Its state is here already,
 and what it has computed stays. Between two local steps its script takes a round of the queue whose
-record is here, too, and the rest of them once its share is computed. Then it waits, with what it
-has computed, for the round that takes it up, and not for one that may be made void for it.
+record is here, too, and the rest of them once its share is computed.
 
 The queue ends with an assignment that has this worker on its roster: it has arrived.
 """
@@ -135,8 +134,6 @@ class Attending:
             event = self._queue[0]
             if not self._arrived and not _has_come(event, state, wait, number):
                 return None
-            if self.late and not self._arrived and self._may_be_recalled(event, state):
-                return None
             self._queue.popleft()
             if not self._arrived and _is_past(event, state, wait, number):
                 continue
@@ -164,16 +161,6 @@ class Attending:
             return None  # It is open, or void.
         self._queue.popleft()
         return work
-
-    def _may_be_recalled(self, front: _OfLine, state: WorkerState) -> bool:
-        """Whether it is a round that is open, and may be made void for what this worker has.
-
-        Nothing that it owes is to be computed, so there is nothing to take that round up for.
-        """
-        if not isinstance(front, Assigned) or not front.attends:
-            return False
-        # What came behind it (a record, a halt) has decided that.
-        return len(self._queue) == 1 and not state.computed.missing(front)
 
     def lacks_averages(self, state: WorkerState, wait: Wait | None) -> bool:
         """Whether the others hold what the script waits for: their round is committed.

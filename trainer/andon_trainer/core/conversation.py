@@ -212,6 +212,14 @@ class Conversation:
             self.state.set_aside(missed)
         return missed
 
+    def awaits_turn(self) -> bool:
+        """Whether a share that is computed waits for a round, since its own went on without it."""
+        state = self.state
+        if state.phase is RoundPhase.VOID and state.attends and self.attending.late:
+            # An open round that it took up, and that was made void for what it has.
+            state.phase = RoundPhase.LATE
+        return state.phase is RoundPhase.LATE
+
     def reported(self) -> None:
         """The coordinator is told that all averages are here: the round may be committed now."""
         self.state.reported = True

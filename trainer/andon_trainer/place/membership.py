@@ -551,10 +551,11 @@ class Membership:
         """Waits for the round that takes up the share of a late worker, which is computed.
 
         Returns:
-            That round, or one to make up before it. None: this worker is not late, there is more to
-            compute, or something else came; then `next_round` follows.
+            That round, or one of the others' before it, which may become void for what this worker
+            has. None: it is not late, there is more to compute, or something else came; then
+            `next_round` follows.
         """
-        if self._state.phase is not RoundPhase.LATE:
+        if not self._conversation.awaits_turn():
             return None
         if self.timeline is not None:
             self.timeline.step_over("void")

@@ -98,8 +98,9 @@ class LocalMember(RunMember, Protocol):
         """Waits for the round that takes up the share of a late worker, which is computed.
 
         Returns:
-            That round, or one to make up before it. None: this worker is not late, there is more to
-            compute, or something else came; then `next_round` follows.
+            That round, or one of the others' before it, which may become void for what this worker
+            has. None: it is not late, there is more to compute, or something else came; then
+            `next_round` follows.
         """
 
 
@@ -429,15 +430,20 @@ class LocalStepper(AddsUp):
             self._make_up(round_)
             return
         self._finish(round_)
-        if not self._committed:
-            self._take_turn()
+        while not self._committed and self._take_turn():
+            pass
 
-    def _take_turn(self) -> None:
-        """Commits what this worker was late with, if its round went on without it."""
+    def _take_turn(self) -> bool:
+        """Takes up the round that commits what this worker was late with, or one before it.
+
+        Returns:
+            False if this worker is not late, or the loop has to ask for work first.
+        """
         assigned = self._local.take_turn()
         if assigned is not None:
             self._hold_digest(wanted=_wants_digest(assigned))
             self._finish(LocalRound(self._reported(assigned), [], 0))
+        return assigned is not None
 
     def _make_up(self, round_: LocalRound) -> None:
         """Takes one of the rounds that the others have made since they went on without this worker.
