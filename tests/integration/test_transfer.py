@@ -179,6 +179,22 @@ def test_why_a_transfer_failed_is_said_in_one_line(reducer: Reducer) -> None:
     assert "\n" not in why
 
 
+def test_a_sender_whose_receiver_was_faster_says_nothing_of_a_failure(
+    reducer: Reducer, caplog: pytest.LogCaptureFixture
+) -> None:
+    joined = SimpleNamespace(run_id=RUN, worker=0, session_token=ticket("", 0, 0).session_token)
+    # The transfer is over for the line before the sender's call has ended.
+    control = SimpleNamespace(show=lambda *_: None, at_end=lambda _, act: act and act())
+    address = f"127.0.0.1:{reducer.port}"
+    link = SimpleNamespace(joined=joined, control=control, address=address, tls=None)
+    asked = TransferAsked(transfer_id=1, head=Key(7, 3), sends=True, step=3, cursor=Cursor(0, 4))
+
+    why = StateMover(cast(Connection, link), NoState()).move(asked)
+
+    assert why == "the transfer is over"
+    assert not caplog.records
+
+
 class Changing(NoState):
     """A state that training changes."""
 

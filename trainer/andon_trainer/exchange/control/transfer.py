@@ -473,6 +473,8 @@ class StateMover:
                 # 10).
                 self._state.install(data)
         except (grpc.RpcError, StateCorrupt, TlsError) as error:
+            if asked.sends and _was_ended(error):
+                return "the transfer is over"
             return say_why(error)
         return ""
 
@@ -523,6 +525,11 @@ def packed(state: State) -> tuple[bytes, bytes]:
         return state.pack(), state.base_elements()
     except (TypeError, ValueError) as error:
         raise StateCorrupt(f"this worker's state can't be given: {error}") from error
+
+
+def _was_ended(error: Exception) -> bool:
+    """Whether a call ended because the transfer was over for the line: see `Watch`."""
+    return isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.CANCELLED
 
 
 def say_why(error: Exception) -> str:
