@@ -1,4 +1,4 @@
-"""A worker that comes to a line of local steps gets its state while the line trains."""
+"""While local steps go on, a newcomer gets the state, and a late worker what it has missed."""
 
 from __future__ import annotations
 
@@ -46,3 +46,26 @@ def test_c_learn_001_a_learner_on_local_steps_has_the_lines_weights_after_each_e
         assert journal.ledger_faults() == []
         came = [each for each in journal.run_events() if each.kind is RunEventKind.CAUGHT_UP]
     assert ["learnt" in each.text for each in came if each.worker == NEWCOMER] == [True]
+
+
+def test_f_dp_006_a_late_worker_makes_windows_up_in_its_own_bodies_and_has_the_same_weights(
+    tmp_path: Path,
+) -> None:
+    # Worker 1 takes three times as long for a local step.
+    spec = {**SPEC, "steps": 65, "slow": [0, 1, 1, 1], "pace_s": 0.01, "stay": 10**6}
+    flags = ["--schedule", "async", "--local-steps", "4"]
+    with (
+        Service(tmp_path / "run", 2, *flags) as service,
+        start_workers(tmp_path, service, spec, 2, script=SCRIPT) as members,
+    ):
+        codes = [each.wait() for each in members]
+
+    assert codes == [0, 0], members[1].output
+    fast, slow = (each.seen for each in members)
+    assert slow["made_up"] >= 2
+    assert fast["step"] == slow["step"] == 65
+    # Running statistics, too: these are in the digest.
+    assert len(slow["states"]) >= 2
+    assert slow["states"] == fast["states"]
+    with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:
+        assert journal.ledger_faults() == []
