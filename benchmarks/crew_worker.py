@@ -106,8 +106,8 @@ def _on_the_line(spec: WorkerSpec, extra: ExtraWork) -> dict[str, Any]:
         came.append(time.monotonic())
         return spec.factors[position >= spec.samples // 2]
 
-    work = Work()
-    for count in _steps(spec, line, extra, factor, work):
+    done = Work()
+    for count in _steps(spec, line, extra, factor, done):
         samples, batches = samples + count, batches + 1
         if each_s and time.monotonic() > next_stall:
             next_stall += each_s
@@ -118,7 +118,7 @@ def _on_the_line(spec: WorkerSpec, extra: ExtraWork) -> dict[str, Any]:
             )
             samples = batches = 0
     line.close()
-    return {"began": came[0], "worked_s": work.seconds, "windows": windows}
+    return {"began": came[0], "worked_s": done.seconds, "windows": windows}
 
 
 def _alone(spec: WorkerSpec, extra: ExtraWork) -> tuple[list[float], float]:
@@ -131,13 +131,13 @@ def _alone(spec: WorkerSpec, extra: ExtraWork) -> tuple[list[float], float]:
     starts = [time.monotonic()] * 3
     done: list[list[tuple[float, int]]] = [[], []]
     total = 0
-    line, work = Line(), Work()
+    line, batches = Line(), Work()
     worked: list[tuple[float, float]] = []
 
     def factor(_: int) -> float:
         return spec.factors[time.monotonic() >= starts[1]]
 
-    steps = _steps(spec, line, extra, factor, work, alone=True)
+    steps = _steps(spec, line, extra, factor, batches, alone=True)
     next(steps)
     starts = [float(each) for each in _rendezvous("ready").split()]
     for count in steps:
@@ -145,7 +145,7 @@ def _alone(spec: WorkerSpec, extra: ExtraWork) -> tuple[list[float], float]:
         if now >= starts[2]:
             break
         total += count
-        worked.append((now, work.seconds))
+        worked.append((now, batches.seconds))
         # A step counts where it ended, and a phase's time runs from the end of its first step.
         done[now >= starts[1]].append((now, total))
     line.close()
@@ -159,13 +159,13 @@ def _steps(
     line: Line,
     extra: ExtraWork,
     factor: Callable[[int], float],
-    work: Work | None = None,
+    done: Work,
     *,
     alone: bool = False,
 ) -> Iterator[int]:
     """Trains on an epoch; yields each micro-batch's number of samples after its step.
 
-    `factor` takes a batch's first position: how much work its samples are. `work` counts batches of
+    `factor` takes a batch's first position: how much work its samples are. `done` counts batches of
     full size: a smaller one is borrowed, or an epoch's last.
     """
     model = _model(spec)
@@ -177,7 +177,7 @@ def _steps(
     model, optimizer, loader = line.prepare(model, optimizer, DataLoader(data, batch_size=batch))
     for _ in line.epochs(1):
         for x, y, numbers in loader:
-            counted = work if len(x) == spec.batch else None
+            counted = done if len(x) == spec.batch else None
             with counted.body() if counted else nullcontext():
                 extra.do(factor(int(numbers[0])), x, y)
                 optimizer.zero_grad()

@@ -457,7 +457,7 @@ class Worker:
     def _turn(self) -> bool:
         """One turn of the script's loop."""
         midway, self.midway = self.midway, False
-        self.turning = self.turning and self.conversation.awaits_turn()
+        self.turning = self.turning and self.conversation.begin_turn()
         if midway and self.state.phase is RoundPhase.LATE:
             self.place, self.conversation.wait = Place.COMPUTES, None
         elif self.turning:

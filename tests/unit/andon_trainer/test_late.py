@@ -264,7 +264,7 @@ def test_what_ends_the_round_that_is_made_up_ends_the_workers_own() -> None:
 
 def take_turn(conversation: Conversation) -> tuple[list[Any], Assigned | None]:
     """As `Membership.take_turn` does it."""
-    if not conversation.awaits_turn():
+    if not conversation.begin_turn():
         return [], None
     done = wait_for(conversation, Wait.TURN)
     return done, conversation.state.take_computed() if conversation.over else None

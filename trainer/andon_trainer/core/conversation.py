@@ -212,8 +212,8 @@ class Conversation:
             self.state.set_aside(missed)
         return missed
 
-    def awaits_turn(self) -> bool:
-        """Whether a share that is computed waits for a round, since its own went on without it."""
+    def begin_turn(self) -> bool:
+        """A share that is computed waits for a round; False: its own did not go on without it."""
         state = self.state
         if state.phase is RoundPhase.VOID and state.attends and self.attending.late:
             # An open round that it took up, and that was made void for what it has.

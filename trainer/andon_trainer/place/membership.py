@@ -555,7 +555,7 @@ class Membership:
             has. None: it is not late, there is more to compute, or something else came; then
             `next_round` follows.
         """
-        if not self._conversation.awaits_turn():
+        if not self._conversation.begin_turn():
             return None
         if self.timeline is not None:
             self.timeline.step_over("void")
