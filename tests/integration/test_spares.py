@@ -68,9 +68,12 @@ def test_a_spare_takes_the_place_of_a_killed_worker_in_the_next_step(tmp_path: P
     lost = next(index for index, roster in enumerate(found) if roster != (0, 1, 2))
     # The record of the step in which it was killed may have been on its way.
     assert lost >= 8
-    # The next step has the spare. Its request for work may come too late for the first one.
-    assert found[lost] in [(0, 2), (0, 2, SPARE)]
-    assert set(found[lost + 1 :]) == {(0, 2, SPARE)}
+    # The next step has the spare, and so have all after it. If its request for work comes too late,
+    # as on a busy machine, it gets its next chance a few steps later.
+    taken = found.index((0, 2, SPARE))
+    assert set(found[lost:taken]) <= {(0, 2)}
+    assert taken - lost < 8
+    assert set(found[taken:]) == {(0, 2, SPARE)}
     assert sum(rank == size for _, rank, size in spare.seen["places"]) >= 8
     for member in (workers[0], workers[2]):
         alike(spare, member)
