@@ -169,6 +169,13 @@ SCHEDULES = {
     "local-5-topk-7-overlap-1": Schedule(
         flags=(*_LOCAL, "5", *_TOPK, "7", *_LATE, "1"), rates=_FASTER
     ),
+    **{
+        f"local-{steps}-topk-{kept}-overlap-{late}{'-shared' if shared else ''}": Schedule(
+            flags=(*_LOCAL, steps, *_TOPK, kept, *_LATE, late), shared_momentum=shared, rates=_FASTER
+        )
+        for steps, kept, late in (("10", "7", "1"), ("16", "7", "1"), ("16", "14", "1"), ("16", "14", "2"), ("32", "14", "2"))
+        for shared in (False, True)
+    },
     "local-16-int4-overlap-mix": Schedule(
         flags=(*_LOCAL, "16", *_INT4, "--overlap", "--mix", "0.5"), rates=_FASTER
     ),

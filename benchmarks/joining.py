@@ -1,8 +1,9 @@
 """How long do the others stand still when a worker comes back, or is frozen?
 
-Three PyTorch workers of one run on this host. One gets a real SIGKILL, and `andon run` starts it
-again: it joins, and needs the line's state, which is as large as `--mb` says (a layer and AdamW's
-moments). Or it gets a SIGSTOP, and a SIGCONT two seconds later. One after the other, the workers
+PyTorch workers of one run on this host, three or `--workers`. One gets a real SIGKILL, and
+`andon run` starts it again: it joins, and needs the line's state, which is as large as `--mb` says
+(a layer and AdamW's moments). Or it gets a SIGSTOP, and a SIGCONT two seconds later. One after the
+other, the workers
 
 - learn while the others train, as they do for every user;
 - learn, and their state passes the service as bytes, as on two hosts, and not through a file;
@@ -52,7 +53,6 @@ from machine import describe_machine
 from andon_coordinator.core.run_events import RunEventKind
 
 _SCRIPT = Path(__file__).with_name("joining_worker.py")
-_WORKERS = 3
 _SHARE = 4
 """Samples of a worker in a step; one that learns computes one."""
 _STEPS = 10
@@ -71,12 +71,12 @@ _BURN = "import sys, time\nwhile time.process_time() < float(sys.argv[1]): pass"
 def _running(options: argparse.Namespace, way: str) -> Iterator[Run]:
     environment = {
         "JOINING_PACE_S": str(options.pace / _SHARE),
-        "JOINING_BATCH": str(_SHARE * _WORKERS),
+        "JOINING_BATCH": str(_SHARE * options.workers),
         "JOINING_WIDTH": str(width_of(options.mb)),
         "JOINING_NOTES": ".",
         **_WAYS[way],
     }
-    flags = "--workers", str(_WORKERS), "--restarts", "100"
+    flags = "--workers", str(options.workers), "--restarts", "100"
     with running(_SCRIPT, *flags, environment=environment, verbose=options.verbose) as run:
         yield run
 
@@ -99,15 +99,15 @@ def _processor_s(process: int) -> float:
     return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _is_whole(run: Run, since: float = 0.0) -> bool:
-    return is_whole(run.commits(), since, _STEPS, _WORKERS)
+def _is_whole(run: Run, options: argparse.Namespace, since: float = 0.0) -> bool:
+    return is_whole(run.commits(), since, _STEPS, options.workers)
 
 
-def _usual_step(commits: Commits, struck_at: float) -> float:
+def _usual_step(commits: Commits, workers: int, struck_at: float) -> float:
     """The median time between commits of the whole line."""
     before = [each for each in commits if each[0] <= struck_at][-40:]
     return statistics.median(
-        at - earlier for (earlier, _), (at, size) in pairwise(before) if size == _WORKERS
+        at - earlier for (earlier, _), (at, size) in pairwise(before) if size == workers
     )
 
 
@@ -124,12 +124,12 @@ def kill(run: Run, chance: random.Random, options: argparse.Namespace) -> dict[s
     joined_at = events_in(run.journal, RunEventKind.JOINED, struck_at)[0].at_unix_s
     (newcomer,) = set(run.workers()) - before
     taken_s = _processor_s(newcomer)
-    _until(lambda: _is_whole(run, joined_at), options)
+    _until(lambda: _is_whole(run, options, joined_at), options)
     taken_s = _processor_s(newcomer) - taken_s
     commits = run.commits()
     waits = [(at, at - earlier) for (earlier, _), (at, _) in pairwise(commits)]
-    usual = _usual_step(commits, struck_at)
-    first_back = next(at for at, size in commits if at > joined_at and size == _WORKERS)
+    usual = _usual_step(commits, options.workers, struck_at)
+    first_back = next(at for at, size in commits if at > joined_at and size == options.workers)
     # The newcomer may be there before the others have made the step that the death cost.
     died_at, death_s = next((at, wait) for at, wait in waits if at > struck_at)
     pause_s = max(wait for at, wait in waits if at > max(died_at, joined_at)) - usual
@@ -165,10 +165,10 @@ def freeze(run: Run, chance: random.Random, options: argparse.Namespace) -> dict
     os.kill(frozen, signal.SIGCONT)
     # Without learning the others may wait for all of its lease.
     _until(lambda: any(at > struck_at + 0.05 for at, _ in run.commits()[-5:]), options)
-    _until(lambda: _is_whole(run, struck_at + _FROZEN_S), options)
+    _until(lambda: _is_whole(run, options, struck_at + _FROZEN_S), options)
     commits = run.commits()
     waits = [(at, at - earlier) for (earlier, _), (at, _) in pairwise(commits)]
-    usual = _usual_step(commits, struck_at)
+    usual = _usual_step(commits, options.workers, struck_at)
     back_at = struck_at + _FROZEN_S
     return {
         "usual_step_s": usual,
@@ -185,6 +185,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--mb", type=float, default=100.0, help="of state (default: 100)")
+    parser.add_argument("--workers", type=int, default=3, help="of the line (default: 3)")
     parser.add_argument("--pace", type=float, default=0.1, help="seconds in a step (default: 0.1)")
     parser.add_argument("--pairs", type=int, default=5, help="faults of each kind (default: 5)")
     parser.add_argument("--seed", type=int, default=1)
@@ -196,6 +197,7 @@ def main() -> None:
     figures: dict[str, object] = {
         "machine": describe_machine(),
         "mb": options.mb,
+        "workers": options.workers,
         "pace_s": options.pace,
         "pairs": options.pairs,
     }
@@ -205,7 +207,7 @@ def main() -> None:
         found: dict[str, list[dict[str, float]]] = {each: [] for each in options.faults.split(",")}
         with _running(options, way) as run:
             print(f"{way:9} waits until the line trains", flush=True)
-            _until(partial(_is_whole, run), options)
+            _until(partial(_is_whole, run, options), options)
             for _ in range(options.pairs):
                 for fault, rows in found.items():
                     rows.append(faults[fault](run, chance, options))
