@@ -34,7 +34,7 @@ from andon_reducer.core.effects import DataPath
 from andon_server.board.feed import BoardFeed
 from andon_server.board.gate import BoardGate
 from andon_server.board.history import RunHistory
-from andon_server.board.mounting import board_on
+from andon_server.board.mounting import board_on, starting
 from andon_server.board.view import LineFacts
 from andon_server.folder_search import search_folder
 from andon_server.health import HealthService
@@ -141,7 +141,7 @@ async def _serving(
     async with AsyncExitStack() as stack:
         identity = identity_of(config.access, registry)
         # Both ports before the journal: a service that can't start must not begin a term in it.
-        metrics = stack.enter_context(metrics_endpoint(config, registry, identity))
+        metrics = stack.enter_context(metrics_endpoint(config, registry, identity, starting))
         settings = coordinator_config(config)
         server, admission = guarded_server(
             server_options(settings.liveness), config.limits, refusals

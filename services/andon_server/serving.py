@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from wsgiref.types import WSGIApplication
 
 import grpc.aio
 from google.protobuf import descriptor_pb2, descriptor_pool, text_format
@@ -203,9 +204,14 @@ def tcp_listener(config: ServeConfig, identity: ServerIdentity | None) -> TcpLis
 
 
 def metrics_endpoint(
-    config: ServeConfig, registry: CollectorRegistry, identity: ServerIdentity | None = None
+    config: ServeConfig,
+    registry: CollectorRegistry,
+    identity: ServerIdentity | None = None,
+    others: WSGIApplication | None = None,
 ) -> MetricsEndpoint:
     """The metrics of a service, over HTTP; over TLS on the same port, if it has an identity.
+
+    `others` answers every other path, until something is mounted.
 
     Raises:
         CommandError: the port is taken, or the host is not one of this machine's.
@@ -216,6 +222,7 @@ def metrics_endpoint(
             config.endpoint_port,
             registry,
             guard=_metrics_guard(config),
+            others=others,
             tls=None if identity is None else identity.web_context,
             limits=EndpointLimits(connections=MAX_VIEWERS + _CONNECTIONS, of_one_host=MAX_VIEWERS),
         )

@@ -22,7 +22,7 @@ PICTURES = bool(os.environ.get("ANDON_SCREENSHOTS"))
 """Whether the tests write the pictures of the documentation (`make screenshots`)."""
 
 _COLOURS = 256
-_PATIENCE_MS = 15_000
+_PATIENCE_MS = 60_000
 
 
 @dataclass

@@ -19,7 +19,7 @@ from browser.film import Film
 from integration.fixtures.console import PROTOCOL_WORKER, finish, lines_until, start
 from integration.harness import Service, Worker, on_line, start_worker
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "paced.py")
 LONG = 100_000
@@ -27,9 +27,10 @@ LONG = 100_000
 SEEN_LONG = 260 if PICTURES else 60
 """The steps after which a running line is looked at: a picture shows a curve."""
 GONE = {"ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE"} | {
-    "ERR_CONNECTION_RESET"
+    "ERR_CONNECTION_RESET",
+    "503 (Service Unavailable)",
 }
-"""What a browser's console says of a service that is not there."""
+"""What a browser's console says of a service that is not there, or not yet."""
 RUN, OPERATORS = "the-token-of-the-run", "the-token-of-operators"
 
 
@@ -376,6 +377,26 @@ def test_a_board_whose_line_is_gone_says_so_and_finds_it_again(tmp_path: Path, l
     with Service(folder, 1, "--run-id", "7f3a", "--metrics-port", port):
         see(sight, "Forming")
         assert sight.page.locator("#signal").inner_text() == "Live"
+
+
+def test_a_board_that_somebody_else_answered_asks_again(tmp_path: Path, look: Opens) -> None:
+    asked = []
+
+    def answer(route: Any) -> None:
+        asked.append(route.request.url)
+        if len(asked) < 3:
+            route.fulfill(status=404, body="no such page")
+        else:
+            route.continue_()
+
+    with line(tmp_path, 0.01) as (service, _workers, _spec):
+        sight = look(board_of(service))
+        sight.expected |= {"404 (Not Found)"}
+        sight.page.route("**/board/api/live", answer)
+        sight.page.reload()
+
+        see(sight, "Running")
+        assert len(asked) == 3
 
 
 def test_complete_runs_are_in_the_history_and_two_lie_over_each_other(

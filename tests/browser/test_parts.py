@@ -11,7 +11,7 @@ import pytest
 from browser.conftest import Opens
 from integration.harness import Service
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from andon_server.runs import JOURNAL
 from browser.conftest import Opens
 from unit.andon_cli.books import Book
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1360, "light"), (390, "dark")])

@@ -15,7 +15,7 @@ from browser.conftest import Opens
 from browser.test_board import see
 from integration.harness import Service
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
 BARRIER = PendingCall(
     group_name="default", group=1, sequence=7, call=Call(kind=CallKind.BARRIER),

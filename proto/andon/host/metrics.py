@@ -68,15 +68,21 @@ class MetricsGuard:
 class MetricsApp:
     """What is served: `/metrics`, `/sd`, and what is mounted beside them."""
 
-    def __init__(self, registry: CollectorRegistry, guard: MetricsGuard | None = None) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        guard: MetricsGuard | None = None,
+        others: WSGIApplication | None = None,
+    ) -> None:
         """Serves the registry to those whom `guard` admits, under this host's names by default.
 
-        `/sd` lists this service alone until there is a `source`.
+        `/sd` lists this service alone until there is a `source`. `others` answers every other path,
+        until something is mounted.
         """
         self._guard = guard or MetricsGuard()
         self._metrics = make_wsgi_app(registry)
         self._source: tuple[str, Workers, Reducers] = "", dict, dict
-        self._others: WSGIApplication | None = None
+        self._others = others
 
     def mount(self, application: WSGIApplication) -> None:
         """From now on `application` answers every other path."""
@@ -140,16 +146,17 @@ class MetricsEndpoint:
         registry: CollectorRegistry,
         *,
         guard: MetricsGuard | None = None,
+        others: WSGIApplication | None = None,
         tls: TlsContext | None = None,
         limits: EndpointLimits = _USUAL,
     ) -> None:
         """Listens on `host`; port 0 is any free one. `tls` and `limits` are `Endpoint`'s, and
-        `guard` is `MetricsApp`'s.
+        `guard` and `others` are `MetricsApp`'s.
 
         Raises:
             OSError: the port is taken, or the host is not one of this machine's.
         """
-        self._app = MetricsApp(registry, guard)
+        self._app = MetricsApp(registry, guard, others)
         self._endpoint = Endpoint(host, port, self._app, tls=tls, limits=limits)
         self.port = self._endpoint.port
 

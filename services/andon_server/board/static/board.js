@@ -60,7 +60,7 @@ function hear(now) {
   signal = now;
   // After a gap everything is fetched again: the line may have gone on without us.
   if (now.kind === "live" && before !== "live") loading = null;
-  if (now.kind === "refused" && [401, 403].includes(now.error.status)) login(now.error.message);
+  if (now.kind === "refused") login(now.error.message);
   draw("state");
 }
 

@@ -27,7 +27,8 @@ export class LiveFeed {
       try {
         await this.#listen();
       } catch (error) {
-        if (error instanceof Refused && error.status < 500) refusal = error;
+        // Anything else may be over in a moment, such as the answer of another service on that port.
+        if (error instanceof Refused && [401, 403].includes(error.status)) refusal = error;
       }
       if (this.anew) {
         this.anew = false;

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from andon.host.metrics import MetricsApp, MetricsGuard
 from andon.host.web_names import listed_names, own_names
+from andon_server.board.mounting import starting
 
 GUARD = MetricsGuard(names=own_names("andon", "andon.example"))
 
@@ -47,6 +48,17 @@ def test_metrics_are_the_registry() -> None:
 
     assert status == "200 OK"
     assert "andon_thing 3.0" in body
+
+
+def test_what_is_to_be_mounted_is_answered_for_until_it_is() -> None:
+    app = MetricsApp(CollectorRegistry(), GUARD, starting)
+
+    status, headers, body = ask(app, "/board/api/live")
+
+    assert status == "503 Service Unavailable"
+    assert headers["Retry-After"] == "1"
+    assert json.loads(body) == {"error": "the line is starting: ask again in a moment"}
+    assert ask(app, "/metrics")[0] == "200 OK"
 
 
 def test_discovery_lists_the_service_where_it_was_asked_and_the_others_where_they_said() -> None:
