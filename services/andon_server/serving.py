@@ -22,7 +22,7 @@ from andon.host.access import Access, token_of
 from andon.host.endpoint import EndpointLimits
 from andon.host.errors import CommandError, UsageError
 from andon.host.logs import LogEvent
-from andon.host.metrics import MetricsEndpoint, MetricsGuard
+from andon.host.metrics import MetricsApp, MetricsEndpoint, MetricsGuard
 from andon.host.settings import at_port
 from andon.host.telemetry import HandshakeCounter, RefusalCounter
 from andon.host.tls import ServerIdentity, TlsError, add_port, host_of
@@ -220,9 +220,7 @@ def metrics_endpoint(
         return MetricsEndpoint(
             config.bind,
             config.endpoint_port,
-            registry,
-            guard=_metrics_guard(config),
-            others=others,
+            MetricsApp(registry, _metrics_guard(config), others),
             tls=None if identity is None else identity.web_context,
             limits=EndpointLimits(connections=MAX_VIEWERS + _CONNECTIONS, of_one_host=MAX_VIEWERS),
         )

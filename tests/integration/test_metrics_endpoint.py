@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from andon.host.metrics import MetricsEndpoint
+from andon.host.metrics import MetricsApp, MetricsEndpoint
 from andon_trainer.config import LineConfig
 from andon_trainer.telemetry import Telemetry
 from integration.harness import fetch
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 def test_the_endpoint_answers_while_the_event_loop_is_busy() -> None:
     async def busy() -> tuple[str, list[dict[str, Any]]]:
-        with MetricsEndpoint("127.0.0.1", 0, CollectorRegistry()) as endpoint:
+        with MetricsEndpoint("127.0.0.1", 0, MetricsApp(CollectorRegistry())) as endpoint:
             endpoint.discover("7f3a", lambda: {4: "10.0.0.7:9401"})
             url = endpoint.url("127.0.0.1")
             # The event loop's own thread waits for the answers, so another thread must give them.
@@ -41,7 +41,7 @@ def test_a_worker_that_listens_everywhere_is_found_where_it_reaches_the_coordina
 
 
 def test_a_taken_port_is_refused_with_the_variable_to_change() -> None:
-    with MetricsEndpoint("127.0.0.1", 0, CollectorRegistry()) as endpoint:
+    with MetricsEndpoint("127.0.0.1", 0, MetricsApp(CollectorRegistry())) as endpoint:
         config = LineConfig(metrics_bind=f"127.0.0.1:{endpoint.port}")
 
         with pytest.raises(ValueError, match="ANDON_METRICS_BIND"):

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from andon.host.metrics import MetricsEndpoint, MetricsGuard
+from andon.host.metrics import MetricsApp, MetricsEndpoint, MetricsGuard
 from andon.host.run_token import read_token
 from andon.host.telemetry import OptionalGauge, TimeHistogram, new_registry
 from andon.host.tls import address_of
@@ -361,7 +361,7 @@ def _listen(
     host: str, port: int, registry: CollectorRegistry, guard: MetricsGuard
 ) -> MetricsEndpoint:
     try:
-        endpoint = MetricsEndpoint(host, port, registry, guard=guard)
+        endpoint = MetricsEndpoint(host, port, MetricsApp(registry, guard))
     except OSError as error:
         raise ValueError(
             f"this worker's metrics can't be served on {host}:{port} ({error}): set "

@@ -143,21 +143,18 @@ class MetricsEndpoint:
         self,
         host: str,
         port: int,
-        registry: CollectorRegistry,
+        app: MetricsApp,
         *,
-        guard: MetricsGuard | None = None,
-        others: WSGIApplication | None = None,
         tls: TlsContext | None = None,
         limits: EndpointLimits = _USUAL,
     ) -> None:
-        """Listens on `host`; port 0 is any free one. `tls` and `limits` are `Endpoint`'s, and
-        `guard` and `others` are `MetricsApp`'s.
+        """Listens on `host`; port 0 is any free one. `tls` and `limits` are `Endpoint`'s.
 
         Raises:
             OSError: the port is taken, or the host is not one of this machine's.
         """
-        self._app = MetricsApp(registry, guard, others)
-        self._endpoint = Endpoint(host, port, self._app, tls=tls, limits=limits)
+        self._app = app
+        self._endpoint = Endpoint(host, port, app, tls=tls, limits=limits)
         self.port = self._endpoint.port
 
     def mount(self, application: WSGIApplication) -> None:
