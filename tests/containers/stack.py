@@ -29,7 +29,7 @@ SCRIPTS = Path(__file__).with_name("line")
 METRICS = "http://127.0.0.1:9400/metrics"
 PROMETHEUS = "http://127.0.0.1:9090/api/v1"
 
-_PATIENCE_S = 90.0
+_PATIENCE_S = 240.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,6 @@ import pytest
 
 from andon.protocol import tokens
 from andon.protocol.limits import MAX_TEXT_BYTES, PROTOCOL_VERSION
-from andon.protocol.reducers import MAX_REDUCERS
 from andon.testing import ScriptedWorker
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2, reducer_pb2
@@ -247,9 +246,10 @@ def _await_reducers(service: Service, addresses: set[str]) -> None:
 
 
 def reducers_lie(line: Attacked) -> None:
-    """Reducers at addresses of others, at one address, too many; each leaves, and some come back.
+    """Reducers at addresses of others, and several at one; each leaves, and some come back.
 
-    Whoever has the secret may hold the line up as long as it is registered, and no longer.
+    Whoever has the secret may hold the line up as long as it is registered, and no longer, unless
+    three attempts fail meanwhile: then it halts. So no part of this takes long.
     """
     service = line.service
     others = ("127.0.0.1:9", service.address, line.relay.address, f"127.0.0.1:{line.tcp_port}")
@@ -267,9 +267,6 @@ def reducers_lie(line: Attacked) -> None:
         with pytest.raises(grpc.RpcError) as refused:
             reducers.register("a" * MAX_TEXT_BYTES + ":1")
         assert Refused.of(refused.value).reason == "INVALID_MESSAGE"
-        with pytest.raises(grpc.RpcError) as refused:
-            _ = [reducers.register(f"127.0.0.1:{port}") for port in range(1, MAX_REDUCERS + 2)]
-        assert Refused.of(refused.value).code is grpc.StatusCode.RESOURCE_EXHAUSTED
     line.goes_on()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +196,19 @@ def announced() -> Announced:
 
 def _proof(mac: bytes) -> pb.RegisterReducerRequest:
     return pb.RegisterReducerRequest(proof=pb.ReducerProof(mac=mac))
+
+
+async def test_more_reducers_than_the_limit_are_refused_though_each_has_the_secret(
+    tmp_path: Path,
+) -> None:
+    async with serving(config_in(tmp_path, registers=True, reducers=2)) as served:
+        places = [f"beta.example:{port}" for port in range(1, MAX_REDUCERS + 1)]
+        async with AsyncExitStack() as stack:
+            for place in places:
+                await stack.enter_async_context(registered(served, place))
+            code, info = await refused(challenged(served.stub))
+
+    assert (code, info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS")
 
 
 async def test_offers_without_a_proof_keep_no_reducer_out(tmp_path: Path) -> None:
