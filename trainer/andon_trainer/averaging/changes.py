@@ -100,18 +100,20 @@ class ChangeExchange:
         Raises:
             LineHalted: the same, if this worker raises.
         """
-        found = []
-        self.overflowed = False
-        for block, index, gradient in self._gradients():
-            if scale is not None:
+        self.overflowed, placed = False, list(self._gradients())
+        found = [gradient for _, _, gradient in placed]
+        if scale is not None:
+            for gradient in found:
                 gradient.mul_(float(np.float32(scale)))
-            # The sum is finite only if every element is: one cheap look for the usual case.
-            if not torch.isfinite(gradient.sum()):
+        # Of all at once: a GPU is waited for once in a step, and not once for each parameter.
+        if not _all_sums_finite(found):
+            for block, index, gradient in placed:
+                if torch.isfinite(gradient.sum()):
+                    continue
                 if loss_scale is not None and (self.overflowed or loss_scale.tolerates()):
                     self.overflowed = True  # The scaler finds it, and skips the step.
                 elif self._refuse(block, index, gradient):
                     return False
-            found.append(gradient)
         if max_norm is not None and found:
             norms = [_norm_of(each).to(found[0].device) for each in found]
             norm = torch.linalg.vector_norm(torch.stack(norms))
@@ -252,6 +254,15 @@ class ChangeExchange:
             parts = [changes[id(part)] for part in self._plan.parameters[block]]
             self._staging.begin(block, parts, None)
         self._staged = self._blocks
+
+
+def _all_sums_finite(gradients: Sequence[torch.Tensor]) -> bool:
+    """Whether every sum is finite, and so every element; the usual case."""
+    if not gradients:
+        return True
+    device = gradients[0].device
+    sums = [each.sum().to(device, torch.float32) for each in gradients]
+    return bool(torch.isfinite(torch.stack(sums)).all())
 
 
 def _norm_of(gradient: torch.Tensor) -> torch.Tensor:
