@@ -170,10 +170,11 @@ SCHEDULES = {
         flags=(*_LOCAL, "5", *_TOPK, "7", *_LATE, "1"), rates=_FASTER
     ),
     **{
-        f"local-{steps}-topk-{kept}-overlap-{late}{'-shared' if shared else ''}": Schedule(
-            flags=(*_LOCAL, steps, *_TOPK, kept, *_LATE, late), shared_momentum=shared, rates=_FASTER
+        f"local-{steps}-int2-overlap-{late}{'-shared' if shared else ''}": Schedule(
+            flags=(*_LOCAL, steps, *_INT2, *_LATE, late), shared_momentum=shared, rates=_FASTER
         )
-        for steps, kept, late in (("10", "7", "1"), ("16", "7", "1"), ("16", "14", "1"), ("16", "14", "2"), ("32", "14", "2"))
+        for steps in ("13", "16")
+        for late in ("1", "2", "3", "4")
         for shared in (False, True)
     },
     "local-16-int4-overlap-mix": Schedule(

@@ -80,6 +80,8 @@ class Window:
     micro_batches: tuple[int, ...]
     carried: tuple[int, ...]
     """Bytes that the worker's link has carried so far; 0 without a link."""
+    worked_s: tuple[float, ...]
+    """Processor time that its training thread has spent on batches so far, without the exchange."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +92,9 @@ class Seen:
     rates: tuple[float, float]
     """Samples a second of all workers together, each alone, in the two phases: the mean of before
     and after the line."""
-    worked_s: tuple[float, ...]
-    """Processor time that each worker's training thread spent on batches, without the exchange."""
     worked_alone: tuple[float, ...]
-    """The same for a second in which each is alone."""
+    """Processor time that each training thread spends on batches in a second in which it is alone.
+    """
     moves: tuple[float, ...]
     """The part of its time in which each does not stand still."""
 
@@ -101,15 +102,17 @@ class Seen:
         """How long `samples` would have taken without an exchange, half of them in each phase."""
         return samples / 2 / self.rates[0] + samples / 2 / self.rates[1]
 
-    @property
-    def computing(self) -> float:
+    def computing(self, first: Window | None = None, last: Window | None = None) -> float:
         """How much processor time went into batches, over what would have if each were alone.
 
-        Up to the last commit. Both are processor time, so a machine whose speed drifts, by which
-        `ideal_s` is right or wrong, changes neither.
+        From the commit of a `first` window, or the first batch, to that of a `last` one. Both are
+        processor time, so a machine whose speed drifts, by which `ideal_s` is right or wrong,
+        changes neither.
         """
+        last = last or self.windows[-1]
         alone = sum(part * moves for part, moves in zip(self.worked_alone, self.moves, strict=True))
-        return sum(self.worked_s) / (alone * self.windows[-1].ended_s)
+        before, began_s = (0.0, 0.0) if first is None else (sum(first.worked_s), first.ended_s)
+        return (sum(last.worked_s) - before) / (alone * (last.ended_s - began_s))
 
 
 class Crew:
@@ -200,13 +203,14 @@ def _seen(workers: Sequence[Mapping[str, Any]], moves: Sequence[float]) -> Seen:
     began = min(each["began"] for each in workers)
     windows = []
     for window in zip(*(each["windows"] for each in workers), strict=True):
-        times, samples, batches, carried = zip(*window, strict=True)
+        times, samples, batches, carried, worked_s = zip(*window, strict=True)
         windows.append(
             Window(
                 ended_s=round(max(times) - began, 3),
                 samples=samples,
                 micro_batches=batches,
                 carried=carried,
+                worked_s=worked_s,
             )
         )
     # Of each worker: two phases before the line and two after it.
@@ -222,7 +226,6 @@ def _seen(workers: Sequence[Mapping[str, Any]], moves: Sequence[float]) -> Seen:
     return Seen(
         windows=windows,
         rates=(means[0], means[1]),
-        worked_s=tuple(each["worked_s"] for each in workers),
         worked_alone=tuple(each["worked_alone"] for each in workers),
         moves=tuple(moves),
     )

@@ -89,13 +89,13 @@ def _rendezvous(said: str) -> str:
 
 
 def _on_the_line(spec: WorkerSpec, extra: ExtraWork) -> dict[str, Any]:
-    """Trains on an epoch; returns the time of the first batch, what it worked, and its windows.
+    """Trains on an epoch; returns the time of the first batch, and its windows.
 
-    A window is the time of its commit, how many samples and micro-batches this worker had, and how
-    many bytes its host's link has carried so far.
+    A window is the time of its commit, how many samples and micro-batches this worker had, how many
+    bytes its host's link has carried so far, and what its training thread has worked so far.
     """
     line = Line(address=spec.address, run_id=spec.run_id)
-    windows: list[tuple[float, int, int, int]] = []
+    windows: list[tuple[float, int, int, int, float]] = []
     came: list[float] = []
     samples = batches = 0
     stands_s, each_s = spec.stall
@@ -113,12 +113,11 @@ def _on_the_line(spec: WorkerSpec, extra: ExtraWork) -> dict[str, Any]:
             next_stall += each_s
             time.sleep(stands_s)
         if line.committed:
-            windows.append(
-                (time.monotonic(), samples, batches, sum(link_bytes()) if spec.on_link else 0)
-            )
+            carried = sum(link_bytes()) if spec.on_link else 0
+            windows.append((time.monotonic(), samples, batches, carried, done.seconds))
             samples = batches = 0
     line.close()
-    return {"began": came[0], "worked_s": done.seconds, "windows": windows}
+    return {"began": came[0], "windows": windows}
 
 
 def _alone(spec: WorkerSpec, extra: ExtraWork) -> tuple[list[float], float]:

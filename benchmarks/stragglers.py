@@ -80,7 +80,7 @@ def main() -> int:
                             seen = crew.work(load, served.address, served.run_id, options.phase_s)
                         runs[name].append(seen)
                         text = f"{name}: {_of_ideal(seen, samples):.3f}"
-                        text += f", computing {seen.computing:.3f}"
+                        text += f", computing {seen.computing():.3f}"
                         print(text, file=sys.stderr, flush=True)
     except NoShares as error:
         print(f"stragglers.py: {error}", file=sys.stderr)
@@ -110,7 +110,7 @@ def _row(schedule: str, runs: Sequence[Seen], samples: int) -> dict[str, Any]:
         "seconds": round(statistics.median(each.windows[-1].ended_s for each in runs), 3),
         "of_ideal": round(statistics.median(parts), 4),
         "spread": [round(parts[0], 4), round(parts[-1], 4)],
-        "computing": round(statistics.median(each.computing for each in runs), 4),
+        "computing": round(statistics.median(each.computing() for each in runs), 4),
         "repeats": len(runs),
         "records": len(runs[0].windows),
     }

@@ -52,6 +52,7 @@ class Schedule:
 
 _LOCAL = ("--schedule", "local", "--local-steps")
 _INT4 = ("--encoding", "int4")
+_INT2 = ("--encoding", "int2")
 _TOPK = ("--encoding", "topk", "--topk-kept", "7")
 
 
@@ -80,6 +81,12 @@ SCHEDULES = {
     ),
     "local-16-int4": _narrow(16, _INT4),
     **{f"local-16-int4-overlap-{each}": _narrow(16, _INT4, each) for each in "1234"},
+    "local-16-int2": _narrow(16, _INT2),
+    **{
+        f"local-{steps}-int2-overlap-{late}": _narrow(steps, _INT2, late)
+        for steps in (13, 16)
+        for late in "1234"
+    },
     "local-5-topk-7": _narrow(5, _TOPK),
     **{f"local-5-topk-7-overlap-{each}": _narrow(5, _TOPK, each) for each in "12"},
 }
@@ -173,6 +180,7 @@ class Bench:
         each = [after.carried[1] - before.carried[1] for before, after in pairwise(windows[:-1])]
         return {
             "utilisation": round(seen.ideal_s(samples) / seconds, 4),
+            "computing": round(seen.computing(first, last), 4),
             "bytes_per_sample": round(carried / samples, 1),
             "most_bytes": max(each),
             "windows": len(windows) - _LEFT_OUT,
@@ -182,7 +190,8 @@ class Bench:
 
 def _line(row: Mapping[str, Any]) -> str:
     return (
-        f"{row['mbit']:6g} Mbit/s  {row['schedule']:20}computing {row['utilisation']:6.1%}"
+        f"{row['mbit']:6g} Mbit/s  {row['schedule']:24}{row['utilisation']:6.1%} of the rate alone"
+        f"  computing {row['computing']:6.1%}"
         f"{row['bytes_per_sample']:12.0f} bytes a sample{row['window_s']:9.2f} s a window"
         f"{row['most_bytes'] / 1e6:8.2f} MB at most in one"
     )
@@ -203,6 +212,9 @@ def _circumstances(options: argparse.Namespace, load: Load, how: str) -> dict[st
             "the service and one worker are on the first host; float32, where no encoding is named",
             "utilisation: the time that the counted samples take the same workers alone, over the "
             "time from the first window's commit to that of the last but one",
+            "computing: the processor time that the training threads spend on batches in a second "
+            "meanwhile, over the same alone; a machine whose speed drifts changes the first, and "
+            "not this",
             "every-step-overlap is local steps, one in each window",
             "bytes_per_sample: over the second host's link, both ways, headers included, over the "
             "samples of both workers",
