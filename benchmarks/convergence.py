@@ -146,7 +146,6 @@ SCHEDULES = {
         flags=("--schedule", "async", "--local-steps", "8"), uneven=True, rates=_FASTER
     ),
     "local-16-int4": Schedule(flags=(*_LOCAL, "16", *_INT4), rates=_FASTER),
-    "local-12-int2": Schedule(flags=(*_LOCAL, "12", *_INT2), rates=_FASTER),
     "local-5-topk-8": Schedule(flags=(*_LOCAL, "5", *_TOPK, "8"), rates=_FASTER),
     "local-5-topk-7": Schedule(flags=(*_LOCAL, "5", *_TOPK, "7"), rates=_FASTER),
     "local-16-int4-shared": Schedule(
@@ -169,14 +168,15 @@ SCHEDULES = {
     "local-5-topk-7-overlap-1": Schedule(
         flags=(*_LOCAL, "5", *_TOPK, "7", *_LATE, "1"), rates=_FASTER
     ),
-    **{
-        f"local-{steps}-int2-overlap-{late}{'-shared' if shared else ''}": Schedule(
-            flags=(*_LOCAL, steps, *_INT2, *_LATE, late), shared_momentum=shared, rates=_FASTER
-        )
-        for steps in ("13", "16")
-        for late in ("1", "2", "3", "4")
-        for shared in (False, True)
-    },
+    "local-13-int2-shared": Schedule(
+        flags=(*_LOCAL, "13", *_INT2), shared_momentum=True, rates=_FASTER
+    ),
+    "local-13-int2-overlap-2-shared": Schedule(
+        flags=(*_LOCAL, "13", *_INT2, *_LATE, "2"), shared_momentum=True, rates=_FASTER
+    ),
+    "local-16-int2-overlap-1-shared": Schedule(
+        flags=(*_LOCAL, "16", *_INT2, *_LATE, "1"), shared_momentum=True, rates=_FASTER
+    ),
     "local-16-int4-overlap-mix": Schedule(
         flags=(*_LOCAL, "16", *_INT4, "--overlap", "--mix", "0.5"), rates=_FASTER
     ),

@@ -85,7 +85,7 @@ SCHEDULES = {
     **{
         f"local-{steps}-int2-overlap-{late}": _narrow(steps, _INT2, late)
         for steps in (13, 16)
-        for late in "1234"
+        for late in "123"
     },
     "local-5-topk-7": _narrow(5, _TOPK),
     **{f"local-5-topk-7-overlap-{each}": _narrow(5, _TOPK, each) for each in "12"},

@@ -180,7 +180,7 @@ def by_ray(folder: Path, **more: str) -> Iterator[subprocess.Popen[str]]:
     with TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:
         environment = clean_environment(
             RAY_TMPDIR=scratch, RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0",
-            # Ray gives a group up that takes a minute to start, as on a slow machine, and tries anew.
+            # Ray gives a group up that takes a minute to start, as on a slow machine.
             RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S=str(4 * PATIENCE_S),
             CUDA_VISIBLE_DEVICES="", ANDON_LIVENESS=LEASE_S, **more,
         )  # fmt: skip
