@@ -252,7 +252,9 @@ class BoardApp:
         return now.view() | _rights(visitor.may_operate, visitor.needs_login)
 
     def _live(self, visitor: Visitor, start_response: StartResponse) -> Iterable[bytes]:
-        if self._closing.is_set() or not self._viewers.enter():
+        if self._closing.is_set():
+            raise RequestRefused(HTTPStatus.SERVICE_UNAVAILABLE, "the service is going away")
+        if not self._viewers.enter():
             raise RequestRefused(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 f"{self._viewers.most} viewers watch this board already: close one of them",

@@ -291,4 +291,6 @@ def test_viewers_are_bounded_and_a_place_is_free_again_after_one_left(board: Boa
 def test_after_the_end_no_stream_begins(board: Board) -> None:
     board.app.close(timeout_s=0.0)
 
-    assert board.get("/board/api/live").status == 503
+    refused = board.get("/board/api/live")
+    assert refused.status == 503
+    assert refused.json["error"] == "the service is going away"
