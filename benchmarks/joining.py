@@ -11,7 +11,9 @@ other, the workers
 
 All times are from the journal. A pause is how much longer than a usual step the longest wait for a
 commit was: from the newcomer's Join, and the step that the death cost, until it has been on ten
-rosters in a row; after a SIGSTOP, the time from the signal to the others' next commit.
+rosters in a row; after a SIGSTOP, the time from the signal to the others' next commit. While a
+worker is away each of the others has more samples, as it would without any newcomer: a step on the
+way back is compared with the median step of as many workers.
 
 A newcomer needs processor time, which the others lack where cores are few, whatever the protocol
 does. So a control follows each return: a process that has nothing to do with the line takes as much
@@ -41,6 +43,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -111,6 +114,15 @@ def _usual_step(commits: Commits, workers: int, struck_at: float) -> float:
     )
 
 
+def _median_steps(commits: Commits) -> dict[int, float]:
+    """The median time between two commits by as many workers, by their number."""
+    waits: defaultdict[int, list[float]] = defaultdict(list)
+    for (earlier, before), (at, size) in pairwise(commits):
+        if before == size:
+            waits[size].append(at - earlier)
+    return {size: statistics.median(each) for size, each in waits.items()}
+
+
 def _until(holds: Callable[[], bool], options: argparse.Namespace) -> None:
     """Waits as long as steps of that size may take on a machine that does something else, too."""
     until(holds, patience_s=max(PATIENCE_S, options.mb))
@@ -130,9 +142,14 @@ def kill(run: Run, chance: random.Random, options: argparse.Namespace) -> dict[s
     waits = [(at, at - earlier) for (earlier, _), (at, _) in pairwise(commits)]
     usual = _usual_step(commits, options.workers, struck_at)
     first_back = next(at for at, size in commits if at > joined_at and size == options.workers)
+    alike = _median_steps(commits)
     # The newcomer may be there before the others have made the step that the death cost.
     died_at, death_s = next((at, wait) for at, wait in waits if at > struck_at)
-    pause_s = max(wait for at, wait in waits if at > max(died_at, joined_at)) - usual
+    pause_s = max(
+        at - earlier - alike[size]
+        for (earlier, _), (at, size) in pairwise(commits)
+        if at > max(died_at, joined_at)
+    )
     print(
         f"  back after {first_back - joined_at:.1f} s, a pause of {pause_s:.3f} s over steps of "
         f"{usual:.2f} s; now the control takes {taken_s:.1f} s of a processor",
