@@ -139,16 +139,14 @@ def kill(run: Run, chance: random.Random, options: argparse.Namespace) -> dict[s
     _until(lambda: _is_whole(run, options, joined_at), options)
     taken_s = _processor_s(newcomer) - taken_s
     commits = run.commits()
-    waits = [(at, at - earlier) for (earlier, _), (at, _) in pairwise(commits)]
+    waits = [(at, at - earlier, size) for (earlier, _), (at, size) in pairwise(commits)]
     usual = _usual_step(commits, options.workers, struck_at)
     first_back = next(at for at, size in commits if at > joined_at and size == options.workers)
     alike = _median_steps(commits)
     # The newcomer may be there before the others have made the step that the death cost.
-    died_at, death_s = next((at, wait) for at, wait in waits if at > struck_at)
+    died_at, death_s = next((at, wait) for at, wait, _ in waits if at > struck_at)
     pause_s = max(
-        at - earlier - alike[size]
-        for (earlier, _), (at, size) in pairwise(commits)
-        if at > max(died_at, joined_at)
+        wait - alike.get(size, usual) for at, wait, size in waits if at > max(died_at, joined_at)
     )
     print(
         f"  back after {first_back - joined_at:.1f} s, a pause of {pause_s:.3f} s over steps of "

@@ -31,10 +31,11 @@ from andon_coordinator.transport.task import LineObserver
 from andon_reducer import app as reducer_app
 from andon_reducer.app import ReducerApp, build_reducer
 from andon_reducer.core.effects import DataPath
+from andon_server.board.app import starting
 from andon_server.board.feed import BoardFeed
 from andon_server.board.gate import BoardGate
 from andon_server.board.history import RunHistory
-from andon_server.board.mounting import board_on, starting
+from andon_server.board.mounting import board_on
 from andon_server.board.view import LineFacts
 from andon_server.folder_search import search_folder
 from andon_server.health import HealthService

@@ -44,6 +44,7 @@ _ASK_S = 10.0
 """How long the coordinator may take for an answer: the loop may be busy for a moment."""
 _POINTS = 600
 _API = "/board/api/"
+_STARTING = "the line is starting: ask again in a moment"
 _HEADERS = (
     (
         "Content-Security-Policy",
@@ -246,9 +247,7 @@ class BoardApp:
     def _state(self, visitor: Visitor) -> dict[str, Any]:
         now = self._feed.now
         if now is None:
-            raise RequestRefused(
-                HTTPStatus.SERVICE_UNAVAILABLE, "the line is starting: ask again in a moment"
-            )
+            raise RequestRefused(HTTPStatus.SERVICE_UNAVAILABLE, _STARTING)
         return now.view() | _rights(visitor.may_operate, visitor.needs_login)
 
     def _live(self, visitor: Visitor, start_response: StartResponse) -> Iterable[bytes]:
@@ -283,10 +282,10 @@ class BoardApp:
         if name == "login":
             token = _text(body, "token")
             cookie = self._gate.log_in(token, environ)
-            return _json(start_response, HTTPStatus.OK, {"ok": True}, cookie=cookie)
+            return _json(start_response, HTTPStatus.OK, {"ok": True}, ("Set-Cookie", cookie))
         if name == "logout":
             cookie = self._gate.log_out(environ)
-            return _json(start_response, HTTPStatus.OK, {"ok": True}, cookie=cookie)
+            return _json(start_response, HTTPStatus.OK, {"ok": True}, ("Set-Cookie", cookie))
         if name not in self._posts:
             raise RequestRefused(HTTPStatus.NOT_FOUND, "the board's API has no such part")
         visitor = self._gate.admit(environ)
@@ -322,6 +321,12 @@ class BoardApp:
 
     def _drain(self, visitor: Visitor, body: dict[str, Any]) -> None:
         self._run(self._line.drain(visitor.name), _ASK_S)
+
+
+def starting(_environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+    """Answers in the place of a board until there is one: a page that asks again finds it."""
+    status, again = HTTPStatus.SERVICE_UNAVAILABLE, ("Retry-After", "1")
+    return _json(start_response, status, {"error": _STARTING}, again)
 
 
 _ANSWERS = {each.name.lower(): each for each in HaltAnswer}
@@ -401,22 +406,21 @@ def _bad(message: str) -> RequestRefused:
 
 
 def _json(
-    start_response: StartResponse, status: HTTPStatus, value: Any, *, cookie: str = ""
+    start_response: StartResponse, status: HTTPStatus, value: Any, *more: tuple[str, str]
 ) -> list[bytes]:
-    return _sent(start_response, status, strict_json(value), cookie=cookie)
+    return _sent(start_response, status, strict_json(value), *more)
 
 
 def _sent(
-    start_response: StartResponse, status: HTTPStatus, text: str, *, cookie: str = ""
+    start_response: StartResponse, status: HTTPStatus, text: str, *more: tuple[str, str]
 ) -> list[bytes]:
     body = text.encode()
     headers = [
         ("Content-Type", "application/json; charset=utf-8"),
         ("Content-Length", str(len(body))),
         ("Cache-Control", "no-store"),
+        *more,
     ]
-    if cookie:
-        headers.append(("Set-Cookie", cookie))
     _start(start_response, status, headers)
     return [body]
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from http import HTTPStatus
 from pathlib import Path
-from wsgiref.types import StartResponse, WSGIEnvironment
 
 from andon.host.metrics import MetricsEndpoint
 from andon_coordinator.app import Coordinator
@@ -16,22 +14,7 @@ from andon_server.board.feed import BoardFeed
 from andon_server.board.gate import BoardGate
 from andon_server.board.history import RunHistory
 
-__all__ = ["board_on", "starting"]
-
-_STARTING = b'{"error": "the line is starting: ask again in a moment"}'
-
-
-def starting(_environment: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
-    """Answers in the place of the board until there is one: a page that asks again finds it."""
-    status = HTTPStatus.SERVICE_UNAVAILABLE
-    headers = [
-        ("Content-Type", "application/json; charset=utf-8"),
-        ("Content-Length", str(len(_STARTING))),
-        ("Cache-Control", "no-store"),
-        ("Retry-After", "1"),
-    ]
-    start_response(f"{status.value} {status.phrase}", headers)
-    return [_STARTING]
+__all__ = ["board_on"]
 
 
 @asynccontextmanager

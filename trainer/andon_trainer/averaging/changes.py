@@ -23,6 +23,7 @@ from andon.protocol.schedules import OuterOptimizer
 from andon_trainer.averaging.averaging import Averaged, Averaging, OpenExchange
 from andon_trainer.averaging.compute_clock import make_clock
 from andon_trainer.averaging.copied_buffers import WindowBuffers
+from andon_trainer.averaging.finite import PlacedGradient, groups_of, signs_of
 from andon_trainer.averaging.loss_scale import LossScale
 from andon_trainer.averaging.missing import MissingGradients
 from andon_trainer.averaging.norms import l2_norm
@@ -105,8 +106,8 @@ class ChangeExchange:
         if scale is not None:
             for gradient in found:
                 gradient.mul_(float(np.float32(scale)))
-        # Of all at once: a GPU is waited for once in a step, and not once for each parameter.
-        if not _all_sums_finite(found):
+        # Of all at once: a GPU is waited for once, and not once for each parameter.
+        if not all(torch.isfinite(signs_of(each)).all() for each in groups_of(placed)):
             for block, index, gradient in placed:
                 if torch.isfinite(gradient.sum()):
                     continue
@@ -128,7 +129,7 @@ class ChangeExchange:
         """Reports the loss, and waits for the halt that follows."""
         self._member.refuse_loss(describe_value(value))
 
-    def _gradients(self) -> Iterator[tuple[int, int, torch.Tensor]]:
+    def _gradients(self) -> Iterator[PlacedGradient]:
         for block, parameters in enumerate(self._plan.parameters):
             for index, parameter in enumerate(parameters):
                 if parameter.grad is None:
@@ -254,15 +255,6 @@ class ChangeExchange:
             parts = [changes[id(part)] for part in self._plan.parameters[block]]
             self._staging.begin(block, parts, None)
         self._staged = self._blocks
-
-
-def _all_sums_finite(gradients: Sequence[torch.Tensor]) -> bool:
-    """Whether every sum is finite, and so every element; the usual case."""
-    if not gradients:
-        return True
-    device = gradients[0].device
-    sums = [each.sum().to(device, torch.float32) for each in gradients]
-    return bool(torch.isfinite(torch.stack(sums)).all())
 
 
 def _norm_of(gradient: torch.Tensor) -> torch.Tensor:

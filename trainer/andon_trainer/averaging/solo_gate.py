@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
 
 import numpy as np
 import torch
 
 from andon.protocol.halts import HaltEvidence, HaltReason, describe_value
 from andon_trainer.averaging.averager import TrainedModels
+from andon_trainer.averaging.finite import PlacedGradient, groups_of, signs_of
 from andon_trainer.averaging.readings import LossReadings, Reader, make_reader
 from andon_trainer.errors import LineHalted
 from andon_trainer.model.guards import LateGradients
@@ -77,9 +77,9 @@ class SoloGate:
                 there.append((block, index, parameter.grad))
         self._look(there)
 
-    def _look(self, there: list[_Gradient]) -> None:
+    def _look(self, there: list[PlacedGradient]) -> None:
         """Halts at the first loss of this step, or gradient, that is not finite."""
-        looks = [(alike, self.losses.reader.begin(_signs(alike))) for alike in _groups(there)]
+        looks = [(alike, self.losses.reader.begin(signs_of(alike))) for alike in groups_of(there)]
         # The last that was queued is waited for first: everything before it is then there, too.
         norms = [each.numbers() for _, each in reversed(looks)][::-1]
         loss = self.losses.first_not_finite()
@@ -141,23 +141,3 @@ class SoloGate:
                 at_unix_s=time.time(),
             )
         )
-
-
-_Gradient = tuple[int, int, torch.Tensor]
-"""A parameter's block, its index there, and its gradient."""
-
-
-def _groups(gradients: Iterable[_Gradient]) -> list[list[_Gradient]]:
-    """The gradients by device and dtype: torch looks at all of a group in one go."""
-    groups: dict[tuple[torch.device, torch.dtype], list[_Gradient]] = {}
-    for each in gradients:
-        groups.setdefault((each[2].device, each[2].dtype), []).append(each)
-    return list(groups.values())
-
-
-def _signs(alike: list[_Gradient]) -> torch.Tensor:
-    """A number for each gradient, which is finite only if all elements are: shape (gradients,)."""
-    dense = [each._values() if each.is_sparse else each for _, _, each in alike]
-    if dense[0].device.type == "cpu":
-        return torch.stack([each.sum() for each in dense])  # Quicker than a norm there.
-    return torch.stack(torch._foreach_norm(dense))

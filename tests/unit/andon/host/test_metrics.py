@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from andon.host.metrics import MetricsApp, MetricsGuard
 from andon.host.web_names import listed_names, own_names
-from andon_server.board.mounting import starting
+from andon_server.board.app import starting
 
 GUARD = MetricsGuard(names=own_names("andon", "andon.example"))
 
