@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from andon.host.manifest import CheckpointFacts
-from andon.protocol.capabilities import SAME_BITS
+from andon.protocol.capabilities import LEARNING, SAME_BITS
 from andon.protocol.grains import TREE_VERSION
 from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.protocol.records import Cursor, Key, PositionRange
@@ -25,6 +25,8 @@ from andon.testing import ScriptedWorker
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.v1.halt_pb2 import HALT_REASON_PROTOCOL_VIOLATION
+from andon_coordinator.core.run_events import RunEventKind
+from andon_coordinator.transport.reader import JournalReader
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned, Event
 from andon_trainer.core.reports import NO_DIGEST, LeaveReport, StepReport, Timings
@@ -34,7 +36,7 @@ from andon_trainer.exchange.control.translation import event_from
 from andon_trainer.place.candidate import Candidate
 from andon_trainer.place.membership import Membership
 from andon_trainer.telemetry import Telemetry
-from integration.harness import Service
+from integration.harness import Service, wait_until
 from integration.state_moves import NoState
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
@@ -298,6 +300,43 @@ def test_a_worker_that_was_away_is_where_the_line_is_before_its_script_begins_an
         stays.position.cursor,
         stays.position.head,
     )
+
+
+def test_a_learner_opens_its_exchange_before_a_round_needs_it_and_nobody_hears_if_that_breaks(
+    tmp_path: Path,
+) -> None:
+    last_step = 2**31
+
+    def train(member: Membership) -> None:
+        while member.position.step < last_step:
+            _step(member)
+
+    flags = ("--min-workers", "1", "--max-workers", "2")
+    with (
+        Service(tmp_path / "run", 1, *flags) as service,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        stays, learner = (member_of(service, slot, capabilities=(LEARNING,)) for slot in range(2))
+        stays.join()
+        training = threads.submit(train, stays)
+        service.await_status(lambda line: line.step > 3)
+        learner.join()
+        service.await_status(lambda line: line.step > learner.position.step + 2)
+        _step(learner)
+        assert learner._conversation.attending.learning
+        assert learner._route.exchange.is_open
+        learner._route.exchange._reducers[0].lane._stream._call.cancel()
+        wait_until(lambda: not learner._route.exchange.is_open)
+        while learner._conversation.attending.learning:
+            _step(learner)
+        last_step = learner.position.step + 3
+        train(learner)
+        training.result(20)
+        for member in (stays, learner):
+            member.leave(LeaveReport(reason="INTERRUPTED", final_step=last_step))
+    with JournalReader(service.journal) as reader:
+        told = [each.text for each in reader.run_events() if each.kind is RunEventKind.ATTEMPT]
+    assert told == []
 
 
 def test_an_assignment_that_cuts_a_grain_halts_the_line(

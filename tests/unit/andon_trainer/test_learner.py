@@ -50,10 +50,14 @@ class Bench:
 
     def __init__(self) -> None:
         self.opened: list[Streams] = []
+        self.opened_early = 0
         self.refuses = ""
         self.inbox = Inbox()
         self.inbox.follow(STREAM)
-        self.link: Any = SimpleNamespace(joined=None, address="a:1", number=STREAM, policy=Policy())
+        joined = SimpleNamespace(reducers=())
+        self.link: Any = SimpleNamespace(
+            joined=joined, address="a:1", number=STREAM, policy=Policy()
+        )
         self.learner = Learner(cast(Connection, self.link), cast(Route, self), self.inbox)
 
     def listen(self, *_: Any) -> Streams:
@@ -61,6 +65,9 @@ class Bench:
             raise RouteFailed("PROTOCOL", self.refuses)
         self.opened.append(Streams())
         return self.opened[-1]
+
+    def open_early(self, *_: Any) -> None:
+        self.opened_early += 1
 
 
 def test_a_reducer_at_which_nobody_may_listen_is_told_of_once_and_learning_given_up(
@@ -86,7 +93,7 @@ def test_learning_is_given_up_after_some_tries_without_an_arrival() -> None:
 
 def test_averages_that_the_others_have_are_waited_for_as_long_as_a_lease() -> None:
     bench = Bench()
-    bench.link.joined = SimpleNamespace(liveness=Liveness(lease_s=3.0))
+    bench.link.joined.liveness = Liveness(lease_s=3.0)
     assert bench.learner.patience_s(lacks=True, now=100.0) is None
     bench.learner.listen(LearningAsked())
     (streams,) = bench.opened
@@ -129,15 +136,28 @@ def test_another_map_of_reducers_makes_it_begin_anew() -> None:
     bench.learner.listen(LearningAsked())
     other = ReducerShare("b:2", 0, 4)
 
-    bench.learner.look_at_map(work(), ())
+    bench.learner.attend(work())
     assert bench.inbox.take(0) is None
-    bench.learner.look_at_map(work(), (other,))
+    bench.link.joined.reducers = (other,)
+    bench.learner.attend(work())
 
     assert isinstance(bench.inbox.take(0), ListeningLost)
     bench.learner.close()
     bench.learner.forget(HEAD)
-    bench.learner.look_at_map(work(), (other,))
+    bench.learner.attend(work())
     assert bench.inbox.take(0) is None
+
+
+def test_a_learner_tries_once_to_open_its_exchange_early_each_time_that_it_learns() -> None:
+    bench = Bench()
+    bench.learner.attend(work())
+    assert bench.opened_early == 0
+
+    for times in (1, 2):
+        bench.learner.listen(LearningAsked())
+        for _ in range(3):
+            bench.learner.attend(work())
+        assert bench.opened_early == times
 
 
 def test_while_it_learns_others_see_how_far_it_is_behind_and_nothing_that_it_logs() -> None:

@@ -108,6 +108,26 @@ class Route:
         if not self.exchange.is_open:
             self.exchange.open(address, self._opening(joined, _nodes_of(joined, assigned)))
 
+    def open_early(self, joined: Joined, assigned: Assigned, address: str) -> None:
+        """Opens the exchange before a round needs it, if that can be done; else `follow` says why.
+
+        It takes a while, above all where a reducer makes the memory that it shares, and everybody
+        waits for a worker that does it in a round. Nothing is sent, so the streams are part of no
+        round, and if they end, nobody hears of it.
+
+        Args:
+            joined: the answer to the latest Join.
+            assigned: a round that this worker is no member of.
+            address: the coordinator's.
+        """
+        # How many contributions a worker has on a line of grains is known with its first share.
+        if self.exchange.is_open or joined.plan.grain:
+            return
+        try:
+            self._follow(joined, assigned, address)
+        except (WrongMap, ReducerUnfit, ReducerAway, TlsError, JoinRefused) as error:
+            log.debug("the exchange could not be opened early: %s", error)
+
     def listen(
         self, joined: Joined, reducers: tuple[ReducerShare, ...], address: str, stream: int
     ) -> HeardExchange:

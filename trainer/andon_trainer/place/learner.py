@@ -17,7 +17,6 @@ import time
 from andon.host.logs import LogEvent
 from andon.protocol.capabilities import LEARNING
 from andon.protocol.records import Key
-from andon.protocol.reducers import ReducerShare
 from andon_trainer.core.attending import Attending
 from andon_trainer.core.events import Assigned, LearningAsked, ListeningLost
 from andon_trainer.errors import JoinRefused
@@ -47,6 +46,8 @@ class Learner:
         """Held for both."""
         self._before = Traffic()
         """What went over streams that are closed."""
+        self._opened_early = False
+        """Whether it has tried to open its exchange, since it listens."""
         self._tries = 0
         """How often it has begun to learn since it had caught up, or was on a roster."""
         self._able = True
@@ -156,11 +157,19 @@ class Learner:
         if self._heard is not None:
             self._heard.forget(head)
 
-    def look_at_map(self, assigned: Assigned, usual: tuple[ReducerShare, ...]) -> None:
-        """Begins anew if a round has another map of reducers than this worker listens at."""
-        if self._heard is not None and self._heard.shares != (assigned.reducers or usual):
+    def attend(self, assigned: Assigned) -> None:
+        """Its script begins an exchange of a round that it is no member of."""
+        if self._heard is None:
+            return
+        joined = self._link.joined
+        # It begins anew if a round has another map of reducers than this worker listens at.
+        if self._heard.shares != (assigned.reducers or joined.reducers):
             why = "the model is shared by other reducers now than this worker listens at"
             self._inbox.put(ListeningLost(why), self._link.number)
+        elif not self._opened_early:
+            # Once: where it can't be done, it may have taken long.
+            self._opened_early = True
+            self._route.open_early(joined, assigned, self._link.address)
 
     def patience_s(self, *, lacks: bool, now: float) -> float | None:
         """How long what the script waits for may still be on its way; None: there is no limit.
@@ -205,6 +214,7 @@ class Learner:
             self._heard.close()
             self._before += self._heard.traffic
             self._heard = None
+        self._opened_early = False
         self._moving_since = None
 
 

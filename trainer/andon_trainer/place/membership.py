@@ -403,7 +403,7 @@ class Membership:
             if assigned.attends:
                 # Nothing of it must go to a reducer: this worker is no member of the round.
                 assert self._learner.exchange is not None
-                self._learner.look_at_map(assigned, self._link.joined.reducers)
+                self._learner.attend(assigned)
             else:
                 self._route.follow(self._link.joined, assigned, self._link.address)
         except RouteFailed as failed:
