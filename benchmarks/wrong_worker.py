@@ -26,7 +26,7 @@ from andon_trainer import Line
 from andon_trainer.averaging import node_sums, tap
 from andon_trainer.averaging.staging import HostStaging
 from andon_trainer.core.effects import AwaitAnswer
-from andon_trainer.place.membership import Membership
+from andon_trainer.place.driver import Driver
 
 __all__: list[str] = []
 
@@ -129,7 +129,7 @@ def _put_in(wrong: Wrong) -> None:
         node_sums._added,
         tap.put_average,
         HostStaging.begin,
-        Membership._show_halt,
+        Driver._show_halt,
     )
 
     def added(left: Any, right: Any) -> Any:
@@ -148,7 +148,7 @@ def _put_in(wrong: Wrong) -> None:
         begin(self, block, *arguments)
         wrong.spoil("sending", self.collect(block))
 
-    def shown(self: Membership, effect: Any) -> None:
+    def shown(self: Driver, effect: Any) -> None:
         if isinstance(effect, AwaitAnswer):
             wrong.halted()
         show(self, effect)
@@ -157,7 +157,7 @@ def _put_in(wrong: Wrong) -> None:
     for place, name, wrapped in (
         (tap, "put_average", put_average),
         (HostStaging, "begin", staged),
-        (Membership, "_show_halt", shown),
+        (Driver, "_show_halt", shown),
     ):
         setattr(place, name, wrapped)
 

@@ -39,7 +39,7 @@ from andon_trainer.exchange.control.transfer import PartialState
 from andon_trainer.exchange.star import parts, reducer_path, star
 from andon_trainer.exchange.star.bulk_stream import BulkStream
 from andon_trainer.exchange.star.tcp import WorkerLanes
-from andon_trainer.place.membership import Membership
+from andon_trainer.place.driver import Driver
 from chaos.model import LineState
 from chaos.worker import Worker
 from conformance.breaking import put, wrap
@@ -195,7 +195,7 @@ def keeps_its_streams() -> None:
         del self.exchange.close
 
     wrap(control.ControlStream, "join", join)
-    wrap(Membership, "_rejoin", rejoin)
+    wrap(Driver, "_rejoin", rejoin)
 
 
 @_wrong(control.ControlStream, "leave", "shutdown.leave", "leave", patience_s=_NEVER_S)

@@ -1,6 +1,6 @@
 """A worker: the real `Conversation`, and around it what streams and a script's loop do.
 
-`settle` is the loop of `Membership._wait`. What a turn does to the world goes into `out`, in order.
+`settle` is the loop of `Driver.wait`. What a turn does to the world goes into `out`, in order.
 """
 
 from __future__ import annotations

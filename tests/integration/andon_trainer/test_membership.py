@@ -324,9 +324,10 @@ def test_a_learner_opens_its_exchange_before_a_round_needs_it_and_nobody_hears_i
         service.await_status(lambda line: line.step > learner.position.step + 2)
         _step(learner)
         assert learner._conversation.attending.learning
-        assert learner._route.exchange.is_open
-        learner._route.exchange._reducers[0].lane._stream._call.cancel()
-        wait_until(lambda: not learner._route.exchange.is_open)
+        exchange: Any = learner._driver._route.exchange
+        assert exchange.is_open
+        exchange._reducers[0].lane._stream._call.cancel()
+        wait_until(lambda: not exchange.is_open)
         while learner._conversation.attending.learning:
             _step(learner)
         last_step = learner.position.step + 3

@@ -12,7 +12,7 @@ another, until it has it. Each of these is a `Wait`. The loop is the same for al
             do(conversation.receive(next event))
 
 `WorkerState` says what an event means for the head and the round; this module says what it means
-for the script. Neither has a stream, a clock, a thread or a tensor. `Membership` runs the loop over
+for the script. Neither has a stream, a clock, a thread or a tensor. `Driver` runs the loop over
 real streams, and the search in tests/search runs it over every order of events.
 
 A halt does not end a wait, since the line may retry what was asked for once an operator has

@@ -3,48 +3,29 @@
 Theory of operation. The thread that trains owns everything here. The streams' threads only put
 events into the inbox. They are taken wherever the training thread has to wait (for work, for
 averages, for a record), so a halt or a lost stream is acted on there, and state changes nowhere
-else. `Conversation` decides what an event means; this module does what it decides.
+else. `Conversation` decides what an event means, and `Driver` does what it decides; this module has
+what a script may ask for.
 """
 
 from __future__ import annotations
 
 import logging
-import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 from andon.host.logs import LogEvent
-from andon.host.tls import TlsError
 from andon.host.trace import Track
-from andon.protocol.capabilities import BACK, NOTICE, STANDING
+from andon.protocol.capabilities import NOTICE, STANDING
 from andon.protocol.grains import Grains
 from andon.protocol.run_settings import Policy, RunPlan
 from andon_trainer.config import LineConfig
 from andon_trainer.core.calls import Call
 from andon_trainer.core.computed import Computed
-from andon_trainer.core.conversation import Conversation, Wait
+from andon_trainer.core.conversation import Wait
 from andon_trainer.core.effects import (
-    AwaitAnswer,
-    DropComputed,
-    Effect,
-    EndExchange,
-    EndRun,
-    GoOn,
-    HearOn,
-    JoinAgain,
-    Listen,
-    MoveState,
-    RaiseDropped,
-    RaiseHalted,
-    RaiseRefused,
     ReportComputed,
-    ReportFault,
-    ReportListening,
-    RequestWork,
-    StepDone,
-    StopListening,
 )
 from andon_trainer.core.events import (
     Assigned,
@@ -52,48 +33,32 @@ from andon_trainer.core.events import (
     Committed,
     ExchangeFailed,
     LeaveWanted,
-    TransferAsked,
 )
-from andon_trainer.core.habit import Habit
 from andon_trainer.core.reports import (
     NO_DIGEST,
     Digest,
-    Joining,
     LeaveReport,
     Standing,
     StepReport,
-    WrittenCheckpoint,
 )
-from andon_trainer.core.worker_state import RoundPhase, WorkerState
+from andon_trainer.core.worker_state import RoundPhase
 from andon_trainer.errors import (
     JoinRefused,
-    LineHalted,
     LineLost,
     RunOver,
-    WorkerDropped,
 )
-from andon_trainer.exchange.control.connection import Connection
-from andon_trainer.exchange.control.translation import Report
-from andon_trainer.exchange.path import Exchange, Inbox
-from andon_trainer.exchange.route import Route, RouteFailed, ring_address_of
-from andon_trainer.exchange.star.star import WrongMap
-from andon_trainer.place.candidate import Candidate, refuse_other_policy
-from andon_trainer.place.learner import Learner, doing
-from andon_trainer.place.moving import StateMoves
+from andon_trainer.exchange.path import Exchange
+from andon_trainer.exchange.route import ring_address_of
+from andon_trainer.place.candidate import Candidate
+from andon_trainer.place.driver import Driver
 from andon_trainer.place.position import Position
-from andon_trainer.place.talk import LineTalk
 from andon_trainer.telemetry import Telemetry
-from andon_trainer.termination import Leaving, Terminated
-from andon_trainer.timeline import record_effect
 
 __all__ = ["Membership"]
 
 log = logging.getLogger(__name__)
 
 _LEAVE_PATIENCE_S = 5.0
-
-_OF_STEPS = frozenset({Wait.WORK, Wait.TURN, Wait.AVERAGES, Wait.VERDICT, Wait.COMMIT})
-"""The waits of a script that makes one step after the other."""
 
 
 class Membership:
@@ -111,51 +76,31 @@ class Membership:
     def __init__(self, config: LineConfig, candidate: Candidate, telemetry: Telemetry) -> None:
         """Opens nothing yet; `join` does."""
         self._config = config
-        self._candidate = candidate
         self._telemetry = telemetry
-        telemetry.metrics.follow(lambda: self._state.step)
-        self.timeline = telemetry.timeline
-        self._inbox = Inbox()
-        self._link = Connection(config, self._inbox, self.timeline)
-        self._route = Route(candidate.layout, self._inbox, config)
-        self._learner = Learner(self._link, self._route, self._inbox)
-        self._link.hear = self._learner.hear
-        self._leaving = Leaving()
-        origin = candidate.origin
-        self._habit = Habit()
-        self.talk = LineTalk(
-            self._link,
-            self._habit,
-            None
-            if origin is None
-            else WrittenCheckpoint(origin.step, str(config.resume), origin.head),
-            lambda: doing(self._conversation.attending),
-        )
-        self._moves = StateMoves(self._link, candidate, config.shared_dir, self.talk, self.timeline)
-        self._raised: RaiseHalted | RaiseDropped | None = None
-        """What ended the script's training; its answer may not have come yet.
-
-        Not the exception, whose frames would keep the script's tensors.
-        """
-        self._stop_refused = False
-        """Whether the script was told that it may not end the run."""
-        self._wants_stop = ""
-        """Why the script wants the run to end with the reported round; empty: it does not."""
-        state = WorkerState()
-        if origin is not None:
-            state = WorkerState(origin.head, origin.cursor, origin.step, pacing=origin.pacing)
-        self._state = state
-        self._conversation = Conversation(state, raises_halts=config.on_halt == "raise")
         self.on_drop: Callable[[], None] = lambda: None
         """Makes the weights the head's again, if this worker makes local steps."""
         self.on_last: Callable[[], None] = lambda: None
         """Writes the line's state, which nobody else holds, before this worker leaves."""
+        self._driver = driver = Driver(
+            config,
+            candidate,
+            telemetry,
+            on_drop=lambda: self.on_drop(),
+            on_last=lambda: self.on_last(),
+        )
+        self.timeline, self.talk = driver.timeline, driver.talk
+        self._state, self._conversation = driver.state, driver.conversation
+        self._link, self._leaving, self._habit = driver.link, driver.leaving, driver.habit
+        telemetry.metrics.follow(lambda: self._state.step)
+        self._stop_refused = False
+        """Whether the script was told that it may not end the run."""
+        self._wants_stop = ""
+        """Why the script wants the run to end with the reported round; empty: it does not."""
 
     @property
     def exchange(self) -> Exchange:
         """The exchange that carries its rounds; there is none before `join`."""
-        heard = self._learner.exchange if self._state.attends else None
-        return heard or self._route.exchange
+        return self._driver.exchange
 
     @property
     def position(self) -> Position:
@@ -201,17 +146,8 @@ class Membership:
             LineLost: no coordinator answered within `reconnect_s`.
         """
         began = time.perf_counter()
-        self._connect()
-        try:
-            # Before the first wait: a request for work names the address at which a ring's exchange
-            # listens.
-            self._route.take(self._link.joined)
-        except WrongMap as error:
-            raise JoinRefused("protocol", str(error)) from None
-        except TlsError as error:  # A ring's worker is a server, too.
-            raise JoinRefused("tls", str(error)) from None
-        self._take_answer()
-        self._wait(Wait.WEIGHTS)
+        self._driver.join()
+        self._driver.wait(Wait.WEIGHTS)
         if self.timeline is not None:
             self.timeline.span("join", began)
 
@@ -237,7 +173,7 @@ class Membership:
         if finishes and not again and NOTICE in self._link.coordinator_can:
             self._leaving.give_notice(self._config.notice_grace_s)
             self._link.control.give_notice(why)
-        self._inbox.put(LeaveWanted())
+        self._driver.inbox.put(LeaveWanted())
         return finishes
 
     def leave(self, departure: LeaveReport) -> None:
@@ -248,86 +184,12 @@ class Membership:
                 self._link.control.report_crash(departure.error_type, departure.message)
             self._link.control.leave(replace(departure, checkpoint=self.talk.checkpoint))
             self._link.close(after_s=_LEAVE_PATIENCE_S)
-        self._moves.close(_LEAVE_PATIENCE_S)
-        self._learner.close()
-        # There is none if the Join failed.
-        if hasattr(self._route, "exchange"):
-            self._route.exchange.close()
+        self._driver.close(_LEAVE_PATIENCE_S)
 
     @property
     def run_id(self) -> str:
         """The run that it joined."""
         return self._link.run_id
-
-    def _connect(self) -> None:
-        # Nothing is in progress that could be finished: a worker that is asked to terminate while
-        # it looks for the coordinator leaves at once.
-        with self._leaving.at_once():
-            self._link.connect(self._joining())
-        self._leaving.joined()
-
-    def _joining(self) -> Joining:
-        candidate, link, state = self._candidate, self._link, self._state
-        return Joining(
-            run_id=link.run_id,
-            incarnation=link.incarnation,
-            layout=candidate.layout,
-            plan=candidate.plan,
-            node_id=socket.gethostname(),
-            launch_slot=link.slot,
-            device=candidate.device,
-            token=self._config.token,
-            metrics_address=self._telemetry.address,
-            head=state.head,
-            cursor=state.cursor,
-            step=state.step,
-            held_key=state.held_key,
-            mid_script=self._conversation.mid_script,
-            checkpoints=self._config.checkpoints,
-            greatest_term=link.greatest_term,
-            halt=state.halt,
-            capabilities=self._learner.able(
-                (
-                    *self._config.capabilities,
-                    *candidate.capabilities,
-                    *(() if candidate.restore is None else (BACK,)),
-                )
-            ),
-            speed_hint=self._config.speed_hint,
-            spare=self._config.spare,
-            arithmetic=candidate.arithmetic,
-            pacing=state.pacing,
-        )
-
-    def _rejoin(self) -> None:
-        """Joins again on a new stream."""
-        # First: it ends an open round, and the Join reports what is left (`held_key`).
-        self._do(self._conversation.lost())
-        before = self.policy
-        self._connect()
-        # Before the answer is acted on: nothing may be applied for a line that works in another
-        # way.
-        refuse_other_policy(before, self.policy)
-        # Its streams were opened with the session token of the Join before. The next round opens
-        # others.
-        self._route.exchange.close()
-        self._learner.close()
-        self._take_answer()
-
-    def _take_answer(self) -> None:
-        """Does what the answer to Join means."""
-        joined = self._link.joined
-        if self.timeline is not None:
-            self.timeline.joined(joined.worker)
-        self._do(
-            self._conversation.joined(
-                self._link.number,
-                in_sync=joined.in_sync,
-                behind=joined.behind,
-                worker=joined.worker,
-                halted=joined.halt is not None,
-            )
-        )
 
     # ------------------------------------------------------------------ a step
 
@@ -335,15 +197,15 @@ class Membership:
         """Requests work and waits for it."""
         if self.timeline is not None:
             self.timeline.step_over("void")  # If it was not committed, it was in vain.
-        self._moves.tidy()
+        self._driver.moves.tidy()
         # Before `forget_round`, which takes the assignment away: the Fault names its key and rank.
-        self._do(self._conversation.begin_anew())
+        self._driver.do(self._conversation.begin_anew())
         left = self._state.forget_round()
         if left is not None:
             return left
         began = time.perf_counter()
         self._habit.wants_work()
-        self._wait(Wait.WORK)
+        self._driver.wait(Wait.WORK)
         assigned = self._state.assigned
         assert assigned is not None
         self._refuse_part_of_grain(assigned)
@@ -378,9 +240,8 @@ class Membership:
 
     def left_behind(self) -> bool:
         """Takes what has come, and returns whether the line has gone on without this worker."""
-        # Without a wait: if nothing has come, the line is where this worker is, as far as it knows.
-        while (event := self._inbox.take(0.0)) is not None:
-            self._do(self._conversation.receive(event))
+        # If nothing has come, the line is where this worker is, as far as it knows.
+        self._driver.take_all()
         return self._state.behind
 
     def leave_epoch(self) -> None:
@@ -389,8 +250,8 @@ class Membership:
         A worker that the line left behind just returns: it gets the line's state when it requests
         work.
         """
-        self._do(self._state.leave_epoch())
-        self._wait(Wait.EPOCH_END)
+        self._driver.do(self._state.leave_epoch())
+        self._driver.wait(Wait.EPOCH_END)
 
     def begin(self, weight: float, call: Call | None = None) -> bool:
         """Begins the exchange of the present round, or one `call` of several; False if void."""
@@ -399,25 +260,16 @@ class Membership:
         first = not self._state.begun
         if not self._conversation.begin():
             return False
-        try:
-            if assigned.attends:
-                # Nothing of it must go to a reducer: this worker is no member of the round.
-                assert self._learner.exchange is not None
-                self._learner.attend(assigned)
-            else:
-                self._route.follow(self._link.joined, assigned, self._link.address)
-        except RouteFailed as failed:
-            # By way of the inbox, behind what came before: the round may be void already.
-            self._inbox.put(self._state.own_fault(failed.kind, str(failed)))
+        self._driver.reach(assigned)
         # Also after a failure: an exchange that is not open sends nothing.
         self.exchange.begin(assigned, weight, call)
         if first and self.policy.quorum and not assigned.attends:
-            self._send(ReportComputed(assigned.key))
+            self._driver.send(ReportComputed(assigned.key))
         return True
 
     def abandon(self, message: str) -> None:
         """Gives the present round up, without waiting: all workers will try the step again."""
-        self._do(self._conversation.abandon(message))
+        self._driver.do(self._conversation.abandon(message))
 
     def refuse_loss(self, value: str) -> None:
         """Reports that this worker's loss is `value`, which is not finite; waits for the halt."""
@@ -436,8 +288,8 @@ class Membership:
             )
             self.stop_line(fault.kind, fault.message or f"{where}is {fault.value}")
             return
-        self._do(self._conversation.refuse(fault))
-        self._wait(Wait.VERDICT)
+        self._driver.do(self._conversation.refuse(fault))
+        self._driver.wait(Wait.VERDICT)
 
     def stop_line(self, kind: str, message: str) -> bool:
         """Halts the line, between two steps, for what this worker can't fix.
@@ -445,7 +297,7 @@ class Membership:
         Returns once an operator has answered; False: the run is over, and nobody will.
         """
         self._conversation.halt_line(kind, message)
-        self._wait(Wait.ANSWER)
+        self._driver.wait(Wait.ANSWER)
         return self._conversation.answered()
 
     def await_averages(self, *, last: bool = True) -> AveragesComplete | None:
@@ -454,7 +306,7 @@ class Membership:
         With those of the round's `last` exchange this worker holds all of them.
         """
         began = time.perf_counter()
-        self._wait(Wait.AVERAGES)
+        self._driver.wait(Wait.AVERAGES)
         if self.timeline is not None:
             self.timeline.span("wait for averages", began)
             first = self.exchange.first_sent
@@ -494,7 +346,7 @@ class Membership:
     def await_commit(self) -> Committed | None:
         """Waits for the round's record; None if the round is void. Then the weights may move."""
         began = time.perf_counter()
-        self._wait(Wait.COMMIT)
+        self._driver.wait(Wait.COMMIT)
         commit = self._state.take_commit()
         self._habit.committed()
         if commit is not None and self._wants_stop and not commit.stop_reason:
@@ -523,10 +375,10 @@ class Membership:
             if that went on without this worker. If not, nothing more of it is worth computing.
         """
         while self._state.phase in (RoundPhase.OPEN, RoundPhase.LATE):
-            event = self._inbox.take(0.0)
+            event = self._driver.inbox.take(0.0)
             if event is None:
                 return True
-            self._do(self._conversation.receive(event))
+            self._driver.do(self._conversation.receive(event))
         return False
 
     @contextmanager
@@ -560,7 +412,7 @@ class Membership:
         if self.timeline is not None:
             self.timeline.step_over("void")
         began = time.perf_counter()
-        self._wait(Wait.TURN)
+        self._driver.wait(Wait.TURN)
         if self.timeline is not None:
             self.timeline.span("wait for work", began)
         assigned = self._state.take_computed()
@@ -574,7 +426,7 @@ class Membership:
 
     def drop_computed(self, why: str) -> None:
         """Makes the weights the head's again, before they are looked at outside a round."""
-        self._do(self._state.drop_computed(why))
+        self._driver.do(self._state.drop_computed(why))
 
     def scalar_all_reduce(
         self, value: float, weight: float, digest: Digest = NO_DIGEST
@@ -584,8 +436,8 @@ class Membership:
         A worker that the line has left behind gets its own number back, since there is nobody left
         to pair it with. It gets the line's state once it requests work.
         """
-        self._do(self._conversation.give(value, weight, digest))
-        self._wait(Wait.NUMBER)
+        self._driver.do(self._conversation.give(value, weight, digest))
+        self._driver.wait(Wait.NUMBER)
         result = self._conversation.take_result()
         return result.value, result.weight, result.contributors
 
@@ -594,8 +446,8 @@ class Membership:
 
         A worker that the line has left behind gets only its own back.
         """
-        self._do(self._conversation.give(0.0, 0.0, data=data))
-        self._wait(Wait.NUMBER)
+        self._driver.do(self._conversation.give(0.0, 0.0, data=data))
+        self._driver.wait(Wait.NUMBER)
         result = self._conversation.take_result()
         if not result.data:
             raise RuntimeError(
@@ -612,9 +464,9 @@ class Membership:
                 script was told of, and ended without going on.
             LineLost: an operator dropped this worker.
         """
-        self._refuse_unanswered()
+        self._driver.refuse_unanswered()
         try:
-            self._wait(Wait.ANSWER)
+            self._driver.wait(Wait.ANSWER)
             self.scalar_all_reduce(0.0, 0.0, digest)
         except RunOver:
             pass  # The line sent everybody away. Their Leave has the digest, too.
@@ -624,182 +476,3 @@ class Membership:
             if self._conversation.dropped:
                 raise
             log.warning("the last weights were not compared with the others': %s", error)
-
-    def _refuse_unanswered(self) -> None:
-        """Raises again what the script was told, unless it has been answered since."""
-        raised = self._raised
-        if isinstance(raised, RaiseHalted) and raised.evidence != self._state.halt:
-            return
-        if raised is not None:
-            raise self._exception_of(raised)
-
-    # ------------------------------------------------------------------ events and effects
-
-    def _wait(self, wait: Wait) -> None:
-        """Takes events until what the script waits for is here, or can't come any more."""
-        conversation = self._conversation
-        conversation.wait_for(wait)
-        if wait not in _OF_STEPS:
-            self._habit.does_something_else()
-        try:
-            while not conversation.over:
-                self._hear()
-                if conversation.may_leave and not self._leaving.release_in_s:
-                    # The signal's handler sets a flag, and the exception comes from here: between
-                    # two steps nothing is left half done.
-                    self._leaving.refuse_to_wait()
-                effects = conversation.poll()
-                self._do(effects)
-                # Look again before taking an event: the poll may have taken the work that came,
-                # and after an effect everything may be different.
-                if not effects and not conversation.over:
-                    self._do(self._next())
-        finally:
-            conversation.wait = None  # The script runs, even if it was an exception that ended it.
-
-    def _next(self) -> list[Effect]:
-        """Waits for the next event, and for what a learner lacks no longer than it may take."""
-        conversation = self._conversation
-        lacks = conversation.lacks_averages
-        patience_s = self._learner.patience_s(lacks=lacks, now=time.monotonic())
-        release_in_s = self._leaving.release_in_s if conversation.may_leave else None
-        if release_in_s is not None and (patience_s is None or release_in_s < patience_s):
-            event = self._inbox.take(release_in_s)
-            return [] if event is None else conversation.receive(event)
-        event = self._inbox.take(patience_s)
-        if event is not None:
-            return conversation.receive(event)
-        # Something older may have come meanwhile.
-        left_s = self._learner.patience_s(lacks=lacks, now=time.monotonic())
-        return [] if left_s else conversation.waited_in_vain()
-
-    def _hear(self) -> None:
-        """Takes all that came while this worker learns: it must know how far the line is."""
-        while self._conversation.attending.learning:
-            event = self._inbox.take(0.0)
-            if event is None:
-                return
-            self._do(self._conversation.receive(event))
-
-    def _do(self, effects: Sequence[Effect]) -> None:
-        state = self._state
-        for effect in effects:
-            if self.timeline is not None:
-                record_effect(self.timeline, effect)
-            match effect:
-                case EndExchange():
-                    text = f"step {state.step + 1} is tried again: {effect.message}"
-                    log.info(LogEvent("step_retried", text, why=effect.message))
-                    self.exchange.end()
-                    self._telemetry.metrics.voided()
-                case DropComputed():
-                    text = f"what was computed after step {state.step} is dropped: {effect.why}"
-                    log.info(LogEvent("computed_dropped", text, why=effect.why))
-                    self.on_drop()
-                case JoinAgain():
-                    text = f"{effect.why}: joining again{self._advice()}"
-                    log.warning(LogEvent("rejoining", text, why=effect.why))
-                    self._telemetry.metrics.rejoins()
-                    self._rejoin()
-                case StepDone():
-                    traffic = self._route.traffic + self._learner.traffic
-                    self._telemetry.clock.committed(effect.key, state.step, traffic)
-                    self._learner.made_up(effect.key, self._conversation.attending.behind)
-                case MoveState() | Listen() | HearOn() | StopListening():
-                    self._get_in_step(effect)
-                case AwaitAnswer() | GoOn():
-                    self._show_halt(effect)
-                case RaiseHalted() | RaiseDropped() | RaiseRefused() | EndRun():
-                    # Always the last of the effects, so none is left out.
-                    raise self._exception_of(effect)
-                case _:
-                    self._send(effect)
-
-    def _advice(self) -> str:
-        """What would help a learner that joins again, if its link is too slow; else empty."""
-        attending = self._conversation.attending
-        if not attending.learning:
-            return ""
-        encoding = self.policy.answer_encoding or self.policy.encoding
-        step_bytes = encoding.payload_bytes(self._candidate.layout.elements)
-        advice = self._learner.advice(step_bytes, attending.behind, self._moves.arrived_bytes)
-        return f". {advice}" if advice else ""
-
-    def _show_halt(self, effect: AwaitAnswer | GoOn) -> None:
-        """Tells people that the line is halted, or that it goes on."""
-        match effect:
-            case AwaitAnswer(evidence):
-                text = f"{evidence}. {evidence.outcome} Waiting for the operator."
-                reason = evidence.reason.label
-                log.error(LogEvent("halted", text, id=str(evidence.id), reason=reason))
-                self.talk.show("HALTED")
-            case GoOn():
-                log.info(LogEvent("halt_answered", "the halt was answered: the line goes on"))
-                self.talk.show("IDLE")
-
-    def _send(self, effect: RequestWork | Report) -> None:
-        """Sends a message to the coordinator."""
-        control = self._link.control
-        if isinstance(effect, RequestWork):
-            checkpoint = None if effect.leaves_epoch else self.talk.checkpoint
-            place = ring_address_of(self.exchange)
-            control.request_work(effect, place, checkpoint, self.talk.writing)
-            return
-        if isinstance(effect, ReportFault) and effect.fault.kind == "CORRUPT_CHUNK":
-            # The line recovers by itself; somebody has to look after the hardware.
-            text = f"step {self._state.step + 1}: {effect.fault.message}"
-            log.warning(LogEvent("corrupt_chunk", text))
-        control.send(effect)
-
-    def _exception_of(
-        self, effect: RaiseHalted | RaiseDropped | RaiseRefused | EndRun
-    ) -> BaseException:
-        """The exception that the script gets."""
-        match effect:
-            case RaiseHalted(evidence):
-                self._raised = effect
-                return LineHalted(evidence)
-            case RaiseDropped(keep_state=keeps) if self._leaving.wanted:
-                if keeps:
-                    self.on_last()
-                return Terminated()  # The line has let it go, and has all that it had.
-            case RaiseDropped(message):
-                self._raised = effect
-                text = f"dropped after step {self._state.step}: {message}"
-                return WorkerDropped(text, self._config.address, self._state.step)
-            case RaiseRefused(refusal):
-                return refusal
-            case EndRun(reason):
-                text = f"the run is over: {reason}"
-                return RunOver(text, self._config.address, self._state.step)
-
-    def _get_in_step(self, effect: MoveState | Listen | HearOn | StopListening) -> None:
-        """Does what brings a worker to where the line is."""
-        match effect:
-            case MoveState(asked):
-                self._move(asked)
-            case Listen(asked):
-                if self._learner.listen(asked):
-                    self._link.control.send(ReportListening())
-                else:
-                    self._do([JoinAgain("this worker does not learn")])
-            case HearOn():
-                self._learner.hear_on()
-                text = f"the others went on after step {self._state.step} without this worker"
-                log.info(LogEvent("late", f"{text}, which was late: it sends what it owes later"))
-            case StopListening():
-                self._learner.arrived()
-
-    def _move(self, asked: TransferAsked) -> None:
-        """Sends or receives state. No round runs meanwhile, or this worker hears it (rule 10)."""
-        if asked.sends and asked.beside_training:
-            self._moves.give(asked)
-            return
-        if asked.beside_training:
-            self._learner.state_moves()
-        with self._leaving.at_once():
-            # A transfer may take minutes, and there is no step to finish meanwhile.
-            failure = self._moves.move(asked)
-        self._do(self._conversation.moved(asked, failure))
-        if self._state.head is not None:
-            self._learner.forget(self._state.head)
