@@ -95,6 +95,8 @@ class Hosts:
             "ANDON_ADDRESS": self.address,
             "ANDON_RUN_ID": self.run_id,
             "ANDON_INSECURE": "1",
+            # On one machine all hosts have one folder, through which a state would go.
+            "ANDON_SHARED_DIR": "off",
             "JOINING_PACE_S": str(self.options.pace / _SHARE),
             "JOINING_BATCH": str(_SHARE * _HOSTS),
             "JOINING_WIDTH": str(width_of(self.options.mb)),

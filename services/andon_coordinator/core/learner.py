@@ -15,7 +15,10 @@ from andon_coordinator.core.events import (
 __all__ = ["Learning"]
 
 _PATIENCE_S = 0.04
-"""How much later a round opens for a learner that is one step behind, at its first chance."""
+_PART_OF_STEP = 10
+"""How much later a round opens for a learner that is one step behind, at its first chance: the
+longer of that, and of one part in so many of a step's time. Without it the line makes the whole
+step with a worker less."""
 
 _MOST_PATIENCE_S = 2.0
 """How much later one opens at most."""
@@ -154,8 +157,9 @@ class Learning:
 
     def _patience_s(self, step_s: float) -> float:
         """How long a round waits for it, if it does."""
-        longer_s = min(_PATIENCE_S * 2.0 ** min(self._late, 10), step_s, _MOST_PATIENCE_S)
-        return max(_PATIENCE_S, longer_s)
+        first_s = max(_PATIENCE_S, step_s / _PART_OF_STEP)
+        longer_s = max(_PATIENCE_S, min(first_s * 2.0 ** min(self._late, 10), step_s))
+        return min(longer_s, _MOST_PATIENCE_S)
 
     def holds_up(self, now: float) -> bool:
         """Whether the next round, for which all others wait by now, waits for it."""

@@ -15,9 +15,8 @@ from andon_coordinator.core.learner import Learning
     [
         pytest.param(0.01, [0.04, 0.04, 0.04, 0.04], id="short-steps"),
         pytest.param(0.2, [0.04, 0.08, 0.16, 0.2], id="up-to-a-steps-time"),
-        pytest.param(
-            60.0, [0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.0, 2.0], id="two-seconds-at-most"
-        ),
+        pytest.param(1.5, [0.15, 0.3, 0.6, 1.2, 1.5, 1.5], id="a-tenth-of-a-longer-steps-time"),
+        pytest.param(60.0, [2.0, 2.0], id="two-seconds-at-most"),
     ],
 )
 def test_each_wait_is_longer_and_comes_twice_as_many_steps_later(
