@@ -177,6 +177,9 @@ SCHEDULES = {
     "local-16-int2-overlap-1-shared": Schedule(
         flags=(*_LOCAL, "16", *_INT2, *_LATE, "1"), shared_momentum=True, rates=_FASTER
     ),
+    "local-16-int2-overlap-2-shared": Schedule(
+        flags=(*_LOCAL, "16", *_INT2, *_LATE, "2"), shared_momentum=True, rates=_FASTER
+    ),
     "local-16-int4-overlap-mix": Schedule(
         flags=(*_LOCAL, "16", *_INT4, "--overlap", "--mix", "0.5"), rates=_FASTER
     ),

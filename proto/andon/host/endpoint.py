@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import io
 import logging
+import selectors
 import socket
 import ssl
 import sys
@@ -45,7 +46,6 @@ __all__ = ["ENCRYPTED", "Endpoint", "EndpointLimits", "TlsContext"]
 ENCRYPTED = "andon.encrypted"
 """In the environment of a request: whether it came over TLS."""
 
-_CLOSING_POLL_S = 0.1
 _LINGER_S = 0.5
 """How long to read what nobody wanted, so that the other end can read the answer."""
 _MAX_LINE = 16 << 10
@@ -106,20 +106,19 @@ class Endpoint:
         kind = _Server6 if ":" in bare else _MetricsServer
         self._server = kind((bare, port), application, tls, limits)
         self.port: int = self._server.server_port
+        self._open, closed = socket.socketpair()
+        """Once it is closed, the thread ends."""
         self._thread = threading.Thread(
-            target=self._server.serve_forever,
-            args=(_CLOSING_POLL_S,),
-            name="andon-http",
-            daemon=True,
+            target=self._server.serve_until, args=(closed,), name="andon-http", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
         """Stops listening, and cuts the connections that are open."""
-        self._server.shutdown()
+        self._open.close()
+        self._thread.join()
         self._server.server_close()
         self._server.cut()
-        self._thread.join()
 
 
 class _TooLong(Exception):
@@ -282,6 +281,8 @@ class _MetricsServer(ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
     request_queue_size = 64
+    timeout = 0
+    """`handle_request` never waits: `serve_until` has seen that somebody is there."""
 
     def __init__(
         self,
@@ -303,6 +304,18 @@ class _MetricsServer(ThreadingMixIn, WSGIServer):
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
         self.setup_environ()
+
+    def serve_until(self, closed: socket.socket) -> None:
+        """Serves until there is something to read of `closed`, or its end.
+
+        In place of `serve_forever`, which wakes up several times a second to look whether it is to
+        end.
+        """
+        with closed, selectors.DefaultSelector() as selector:
+            for each in (self.socket, closed):
+                selector.register(each, selectors.EVENT_READ)
+            while closed not in [key.fileobj for key, _ in selector.select()]:
+                self.handle_request()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._places.take(client_address[0]):

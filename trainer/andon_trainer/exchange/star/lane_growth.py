@@ -24,7 +24,9 @@ __all__ = ["LaneGrowth", "Widened"]
 
 UP, DOWN = LaneDirection
 
-_EVERY_S = 0.25
+_EVERY_S, _AT_REST_S = 0.25, 1.0
+"""How often it looks at lanes that carry something, and at others: to wake up costs more than to
+look."""
 _AT_ONCE = 4
 """How many connections are opened at a time: a listener keeps few that have not proven anything."""
 
@@ -37,6 +39,10 @@ class Widened(Protocol):
     @property
     def flow_up(self) -> LaneFlow | None:
         """What the kernel says of what is sent."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """How many bytes left."""
 
     @property
     def received_bytes(self) -> int:
@@ -90,12 +96,16 @@ class LaneGrowth:
             for way, count in self._first.items():
                 self._widen(way, min(count, self._most))
             self._lanes.use_up(self._first[UP])
-            received = -1
-            while self._adaptive and not self._closing.wait(_EVERY_S):
-                self._look_up()
-                before, received = received, self._lanes.received_bytes
-                if received != before:
+            sent, received, pause_s = -1, -1, _EVERY_S
+            while self._adaptive and not self._closing.wait(pause_s):
+                before = sent, received
+                sent, received = self._lanes.sent_bytes, self._lanes.received_bytes
+                # Of a lane on which nothing moved there is nothing to learn.
+                if sent != before[0]:
+                    self._look_up()
+                if received != before[1]:
                     self._look_down()
+                pause_s = _AT_REST_S if (sent, received) == before else _EVERY_S
         except Exception:
             # The lanes carry all that there is as they are.
             _log.exception("the connections of a TCP lane are not looked after any more")

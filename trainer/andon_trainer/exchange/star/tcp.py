@@ -154,6 +154,11 @@ class WorkerLanes:
         return self._sender.flow if isinstance(self._sender, WideSender) else None
 
     @property
+    def sent_bytes(self) -> int:
+        """How many bytes left."""
+        return self._sender.sent_bytes
+
+    @property
     def received_bytes(self) -> int:
         """How many bytes came."""
         return self._receiver.received_bytes
