@@ -146,6 +146,21 @@ def test_a_script_that_always_fails_at_one_step_is_stopped_by_the_line(tmp_path:
     assert processes_of(tmp_path) == []
 
 
+def test_a_script_that_fails_on_all_workers_at_once_fails_the_run_since_nobody_has_the_state(
+    tmp_path: Path,
+) -> None:
+    code, output, _ = run_warm(
+        tmp_path,
+        *("run", "--workers", "2", "--min-workers", "2", "--on-halt", "raise"),
+        *(SCRIPT, str(tmp_path), "9", "--fail-at", "4", "--slot", "-1"),
+    )
+
+    assert code == 1, output
+    assert "RuntimeError: this script fails, as requested" in output
+    assert "HALTED" not in output
+    assert processes_of(tmp_path) == []
+
+
 def test_restarts_run_out_and_then_the_run_fails(tmp_path: Path) -> None:
     code, output, _ = run_warm(
         tmp_path,

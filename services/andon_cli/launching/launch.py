@@ -376,7 +376,7 @@ class Launch:
         if self._is_ending or self._is_over or self._notice_of(child):
             return None
         checkpoint = await returns.checkpoint_for(child, self._screen.say)
-        if checkpoint is None and not returns.has_others(child):
+        if checkpoint is None and not returns.may_get_state(child, code):
             return None
         slot = self._workers.index(child)
         now = time.monotonic()

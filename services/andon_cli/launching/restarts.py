@@ -122,10 +122,19 @@ class Returns:
             line_slot(self._config, slot), restarted_at
         )
 
-    def has_others(self, child: Child) -> bool:
-        """Whether another worker may still be on the line, or is about to come back to it."""
-        return self._has_elsewhere or any(
-            each is not child and not each.ended for each in self._workers
+    def may_get_state(self, child: Child, code: int) -> bool:
+        """Whether another worker may have the state that one lacks which ended with `code`.
+
+        A process that was killed, perhaps with others, gets the benefit of the doubt: one that was
+        started again may have got the state since it was last seen. A script that fails on all
+        workers at once does not: all would come back, and wait for ever for a state that is gone.
+        """
+        return self._has_holder(child) or (
+            code < 0
+            and any(
+                each is not child and not each.ended and not self.is_missing(slot)
+                for slot, each in enumerate(self._workers)
+            )
         )
 
     async def checkpoint_for(self, child: Child, say: Callable[[str], None]) -> Path | None:

@@ -1,8 +1,8 @@
 """A script for tests of resuming: a small regression with AdamW, and all that a checkpoint holds.
 
 Usage: resumable.py FOLDER STEPS [--hold-at STEP] [--fail-at STEP] [--slot N]. Each worker leaves
-its final weights and what it saw in FOLDER/out-RANK.*. In slot N (default 0) it can hold once in
-the middle of a step until it is killed, or raise at each attempt.
+its final weights and what it saw in FOLDER/out-RANK.*. In slot N (default 0; -1: in all) it can
+hold once in the middle of a step until it is killed, or raise at each attempt.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main() -> None:
         for x, y in loader:
             optimizer.zero_grad()
             loss = F.mse_loss(model(x), y)
-            at = line.step + 1 if mine == options.slot else 0
+            at = line.step + 1 if options.slot in (mine, -1) else 0
             if at and at == options.fail_at:
                 raise RuntimeError("this script fails, as requested")
             held = options.folder / f"held-at-{at}"

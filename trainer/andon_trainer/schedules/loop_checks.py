@@ -88,8 +88,9 @@ def no_batch(call: str, *, begun: bool) -> RuntimeError:
         )
     return RuntimeError(
         f"{call} is called once for each batch that the prepared loader yields: there is none now. "
-        "Several losses of one batch go backward together, line.backward(loss + other); a batch of "
-        "another loader can't be trained on"
+        "Several losses of one batch go backward together, line.backward(loss + other); models "
+        "with a loss each, as in a GAN, join by hand, line.join(generator, discriminator), as "
+        "docs/guide/several-models.md shows; a batch of another loader can't be trained on"
     )
 
 
