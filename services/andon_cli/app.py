@@ -23,6 +23,7 @@ _HELP = ("-h", "--help", "--help-all")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the `andon` command and returns its exit code."""
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal or a locale that lacks a character gets its code instead of a traceback.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -31,6 +32,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `andon status | head -1`: nobody reads any more
         code = ExitCode.UNREAD
     return _flushed(code)
+
+
+def _open_closed_streams() -> None:
+    """Opens the null device in the place of each standard stream that was closed.
+
+    Else Python has none there, and its number is given to the next file or socket, in which a child
+    then writes.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest number that is free: those below are open by now.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003 (its own)
+        mode = "r" if name == "stdin" else "w"
+        setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (it stays open)
 
 
 def read_config(argv: Sequence[str], environment: Mapping[str, str]) -> Any:

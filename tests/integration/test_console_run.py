@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from integration.fixtures.console import (
     start,
     start_warm,
 )
+from integration.harness import clean_environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -192,6 +195,17 @@ def test_a_script_without_pytorch_is_told_what_to_install(tmp_path: Path) -> Non
     assert code == 1
     assert "PyTorch is not installed for" in output
     assert "pip install 'andon[trainer]'" in output
+
+
+def test_a_run_that_was_started_without_standard_streams_completes(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "andon_cli", "run", "--workers", "2", PROTOCOL_WORKER, "3"]
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+
+    ended = subprocess.run([*closed, *command], cwd=tmp_path, env=clean_environment(), check=False)
+
+    assert ended.returncode == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert "step 3" in (run / "worker-0.log").read_text()
 
 
 def test_a_script_that_never_joins_is_no_complete_run(tmp_path: Path) -> None:
