@@ -246,7 +246,7 @@ def test_a_state_that_is_given_beside_training_is_that_of_its_head(reducer: Redu
 
 @pytest.mark.parametrize("how", ["refused", "cut short", "can't be packed"])
 def test_a_state_that_can_not_be_given_is_reported_and_nothing_else_happens(
-    reducer: Reducer, how: str
+    reducer: Reducer, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     class Unfit(NoState):
         def pack(self) -> bytes:
@@ -264,6 +264,8 @@ def test_a_state_that_can_not_be_given_is_reported_and_nothing_else_happens(
 
     assert (report.transfer_id, report.head) == (1, Key(7, 3))
     assert report.failure
+    # A transfer that is over for the line is no failure, for people.
+    assert ("a state transfer failed" in caplog.text) is (how != "cut short")
     donor.giver.close(PATIENCE_S)
 
 

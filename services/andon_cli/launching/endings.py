@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from andon.host.errors import ExitCode
 from andon.protocol.halts import HaltReason
@@ -116,8 +117,8 @@ def explained(kind: CrashKind, ending: Ending, plan: RunPlan | None, workers: in
         case CrashKind.NOTICE:
             return _after_notice(ending)
         case CrashKind.SCRIPT_ERROR:
-            last = next((line for line in reversed(ending.output) if line.strip()), "")
-            return f"its script failed: {last.strip()}" if last else "its script failed"
+            what = _exception_in(ending.output)
+            return f"its script failed: {what}" if what else "its script failed"
         case _:
             return _IN_WORDS[kind]
 
@@ -126,6 +127,15 @@ def traceback_in(output: Sequence[str]) -> tuple[str, ...]:
     """The last traceback of Python among lines, to the end; empty: there is none."""
     starts = [at for at, line in enumerate(output) if line.strip() == _TRACEBACK]
     return tuple(output[starts[-1] :]) if starts else ()
+
+
+def _exception_in(output: Sequence[str]) -> str:
+    """What the last traceback among lines says was raised; the last line if there is none."""
+    # The calls are indented. Behind them other threads may have said something.
+    calls = traceback_in(output)[1:]
+    raised = (line for line in calls if line.strip() and not line[0].isspace())
+    said = (line for line in reversed(output) if line.strip())
+    return next(chain(raised, said), "").strip()
 
 
 def oom_kills_in(vmstat: str) -> int | None:

@@ -79,11 +79,29 @@ def test_a_lack_of_memory_names_the_batch_and_the_micro_batch_size(kind: CrashKi
     assert "micro_batch_size=4" in of_grains
 
 
-def test_a_script_error_is_told_by_its_last_line() -> None:
-    ending = Ending(code=1, output=(*raised("KeyError: 'x'"), ""))
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        pytest.param((*raised("KeyError: 'x'"), ""), "KeyError: 'x'", id="a-traceback"),
+        pytest.param(
+            (*raised("KeyError: 'x'"), "WARNING: a transfer failed"),
+            "KeyError: 'x'",
+            id="something-after-it",
+        ),
+        pytest.param(("usage: train.py", "train.py: error: no data"), "train.py: error: no data"),
+        pytest.param(("Traceback (most recent call last):",), "Traceback (most recent call last):"),
+    ],
+)
+def test_a_script_error_is_told_by_its_exception_or_its_last_line(
+    output: tuple[str, ...], told: str
+) -> None:
+    ending = Ending(code=1, output=output)
 
-    assert explained(CrashKind.SCRIPT_ERROR, ending, None, 1) == "its script failed: KeyError: 'x'"
-    assert traceback_in(ending.output)[0] == "Traceback (most recent call last):"
+    assert explained(CrashKind.SCRIPT_ERROR, ending, None, 1) == f"its script failed: {told}"
+
+
+def test_a_traceback_begins_with_its_heading() -> None:
+    assert traceback_in(raised("KeyError: 'x'"))[0] == "Traceback (most recent call last):"
 
 
 def test_the_kernels_count_of_processes_that_it_killed_for_memory_is_read() -> None:

@@ -68,7 +68,7 @@ class StateGiver:
                 raise StateCorrupt(f"this worker gives its state to {_MOST_AT_ONCE} others already")
             cut = self._cut()
         except StateCorrupt as error:
-            control.send(ReportState(asked.transfer_id, asked.head, say_why(error)))
+            control.send(ReportState(asked.transfer_id, asked.head, say_why(error, sends=True)))
             return
         send = partial(self._send, control, ticket_of(self._link, asked, self._shared_dir), cut)
         thread = threading.Thread(target=send, name="andon-giving", daemon=True)
@@ -118,7 +118,7 @@ class StateGiver:
             send = partial(send_state, ticket, state, note, watch, base)
             persistently(send, lambda: sent[0])
         except (grpc.RpcError, StateCorrupt, TlsError, TypeError, ValueError) as error:
-            failure = say_why(error)
+            failure = say_why(error, sends=True)
         # If the stream has ended it is lost: then the coordinator has given the transfer up.
         control.send(ReportState(ticket.transfer_id, ticket.head, failure))
 

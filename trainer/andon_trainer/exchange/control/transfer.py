@@ -473,9 +473,7 @@ class StateMover:
                 # 10).
                 self._state.install(data)
         except (grpc.RpcError, StateCorrupt, TlsError) as error:
-            if asked.sends and _was_ended(error):
-                return "the transfer is over"
-            return say_why(error)
+            return say_why(error, sends=asked.sends)
         return ""
 
     def _receive(self, ticket: Ticket, progress: Progress, watch: Watch, base: bytes) -> bytearray:
@@ -527,15 +525,16 @@ def packed(state: State) -> tuple[bytes, bytes]:
         raise StateCorrupt(f"this worker's state can't be given: {error}") from error
 
 
-def _was_ended(error: Exception) -> bool:
-    """Whether a call ended because the transfer was over for the line: see `Watch`."""
-    return isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.CANCELLED
+def say_why(error: Exception, *, sends: bool) -> str:
+    """Why a transfer failed, in one line: gRPC's own text has several.
 
-
-def say_why(error: Exception) -> str:
-    """Logs why a transfer failed, and returns that in one line: gRPC's own text has several."""
+    It is logged, unless the transfer was over for the line (see `Watch`) and this worker sent: what
+    it had left to send is of no use to anybody.
+    """
     why = f"{type(error).__name__}: {error}"
     if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
+        if sends and error.code() is grpc.StatusCode.CANCELLED:
+            return "the transfer is over"
         why = f"{error.code().name}: {error.details()}"
     log.warning(LogEvent("state_transfer_failed", f"a state transfer failed: {why}"))
     return why
