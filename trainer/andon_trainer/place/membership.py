@@ -24,9 +24,7 @@ from andon_trainer.config import LineConfig
 from andon_trainer.core.calls import Call
 from andon_trainer.core.computed import Computed
 from andon_trainer.core.conversation import Wait
-from andon_trainer.core.effects import (
-    ReportComputed,
-)
+from andon_trainer.core.effects import ReportComputed
 from andon_trainer.core.events import (
     Assigned,
     AveragesComplete,
@@ -34,19 +32,9 @@ from andon_trainer.core.events import (
     ExchangeFailed,
     LeaveWanted,
 )
-from andon_trainer.core.reports import (
-    NO_DIGEST,
-    Digest,
-    LeaveReport,
-    Standing,
-    StepReport,
-)
+from andon_trainer.core.reports import NO_DIGEST, Digest, LeaveReport, Standing, StepReport
 from andon_trainer.core.worker_state import RoundPhase
-from andon_trainer.errors import (
-    JoinRefused,
-    LineLost,
-    RunOver,
-)
+from andon_trainer.errors import JoinRefused, LineLost, RunOver
 from andon_trainer.exchange.path import Exchange
 from andon_trainer.exchange.route import ring_address_of
 from andon_trainer.place.candidate import Candidate
