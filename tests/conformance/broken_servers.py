@@ -211,6 +211,18 @@ def silent_about_stale() -> None:
     wrap(Run, "_enter", enter)
 
 
+@broken("reduce.bystander", sign="only round_aborted", passes=("reduce.aborted",))
+def takes_idle_streams_for_members() -> None:
+    """Voids the round when a stream ends that brought nothing of it."""
+
+    def end(right: _Right, run: Run, stream: Any, now: float) -> Any:
+        if run._round is not None:
+            run._round.streams.add(stream.number)
+        return right(run, stream, now)
+
+    wrap(Run, "end", end)
+
+
 @broken("session.token", sign="came round_opened", passes=("session.opened", "session.open_first"))
 def trusts_any_token() -> None:
     """Does not check session tokens: it believes the serial that one begins with."""

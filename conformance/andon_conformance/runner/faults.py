@@ -224,6 +224,25 @@ async def a_lost_data_stream_aborts(line: LineUnderTest) -> None:
         await (await player.stream()).take("round_aborted", lambda each: _is_of(each, round_.key))
 
 
+@CHECKS.add("reduce.bystander", "4")
+async def an_idle_stream_is_part_of_no_round(line: LineUnderTest) -> None:
+    """The end of a data stream that brought nothing of the unfinished round touches it not."""
+    round_ = await line.deal()
+    parts = round_.rough_parts()
+    idle = await round_.players[0].open_bulk()
+    await idle.take("round_opened")
+    first, *rest = round_.chunks
+    for player in round_.players:
+        await round_.send_chunk(player, parts[player], first)
+    await idle.cancel()
+    await line.fence(round_.players)
+    for player in round_.players:
+        for chunk in rest:
+            await round_.send_chunk(player, parts[player], chunk)
+    got = {player: await round_.gather_averages(player) for player in round_.players}
+    round_.expect_averages(parts, got)
+
+
 @CHECKS.add("reduce.stale", "19.14")
 async def old_keys_are_stale(line: LineUnderTest) -> None:
     """A message of an older key is answered with StaleRound, the greatest."""
