@@ -221,6 +221,26 @@ def test_closing_ends_the_streams_that_are_open() -> None:
         socket.create_connection((HOST, endpoint.port), timeout=_PATIENCE_S).close()
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_closing_waits_for_no_child_that_the_process_has_forked() -> None:
+    endpoint = Endpoint(HOST, 0, Application())
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(tell)
+        os.read(told, 1)  # It has copies of all sockets.
+        os._exit(0)
+    closing = threading.Thread(target=endpoint.close, daemon=True)
+    try:
+        closing.start()
+        closing.join(_PATIENCE_S)
+        assert not closing.is_alive()
+    finally:
+        os.close(tell)
+        os.close(told)
+        os.waitpid(child, 0)
+
+
 def test_one_port_answers_with_and_without_tls(tmp_path: Path) -> None:
     certs = certify(tmp_path / "ca", tmp_path / "host", HOST)
 

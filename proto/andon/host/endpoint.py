@@ -106,16 +106,17 @@ class Endpoint:
         kind = _Server6 if ":" in bare else _MetricsServer
         self._server = kind((bare, port), application, tls, limits)
         self.port: int = self._server.server_port
-        self._open, closed = socket.socketpair()
-        """Once it is closed, the thread ends."""
+        self._closing, told = socket.socketpair()
         self._thread = threading.Thread(
-            target=self._server.serve_until, args=(closed,), name="andon-http", daemon=True
+            target=self._server.serve_until, args=(told,), name="andon-http", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
         """Stops listening, and cuts the connections that are open."""
-        self._open.close()
+        with self._closing, suppress(OSError):
+            # Its end alone would not be told: a child that the process forked has a copy of it.
+            self._closing.sendall(b"\0")
         self._thread.join()
         self._server.server_close()
         self._server.cut()
@@ -305,16 +306,16 @@ class _MetricsServer(ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
         self.setup_environ()
 
-    def serve_until(self, closed: socket.socket) -> None:
-        """Serves until there is something to read of `closed`, or its end.
+    def serve_until(self, told: socket.socket) -> None:
+        """Serves until something comes on `told`.
 
         In place of `serve_forever`, which wakes up several times a second to look whether it is to
         end.
         """
-        with closed, selectors.DefaultSelector() as selector:
-            for each in (self.socket, closed):
+        with told, selectors.DefaultSelector() as selector:
+            for each in (self.socket, told):
                 selector.register(each, selectors.EVENT_READ)
-            while closed not in [key.fileobj for key, _ in selector.select()]:
+            while told not in [key.fileobj for key, _ in selector.select()]:
                 self.handle_request()
 
     def process_request(self, request: Any, client_address: Any) -> None:
