@@ -129,13 +129,9 @@ class Returns:
         started again may have got the state since it was last seen. A script that fails on all
         workers at once does not: all would come back, and wait for ever for a state that is gone.
         """
-        return self._has_holder(child) or (
-            code < 0
-            and any(
-                each is not child and not each.ended and not self.is_missing(slot)
-                for slot, each in enumerate(self._workers)
-            )
-        )
+        if self._has_holder(child):
+            return True
+        return code < 0 and not all(map(self.is_missing, self._others(child)))
 
     async def checkpoint_for(self, child: Child, say: Callable[[str], None]) -> Path | None:
         """The newest whole checkpoint, if no worker may have the state that this one needs.
@@ -155,10 +151,13 @@ class Returns:
 
     def _has_holder(self, child: Child) -> bool:
         """Whether another worker may still have the state that this one needs after a restart."""
-        return self._has_elsewhere or any(
-            each is not child and not each.ended and self._took_part(slot)
-            for slot, each in enumerate(self._workers)
-        )
+        return self._has_elsewhere or any(map(self._took_part, self._others(child)))
+
+    def _others(self, child: Child) -> list[int]:
+        """The slots of all workers but this one whose processes run."""
+        return [
+            slot for slot, each in enumerate(self._workers) if each is not child and not each.ended
+        ]
 
     @property
     def _has_elsewhere(self) -> bool:

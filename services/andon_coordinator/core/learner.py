@@ -158,8 +158,8 @@ class Learning:
     def _patience_s(self, step_s: float) -> float:
         """How long a round waits for it, if it does."""
         first_s = max(_PATIENCE_S, step_s / _PART_OF_STEP)
-        longer_s = max(_PATIENCE_S, min(first_s * 2.0 ** min(self._late, 10), step_s))
-        return min(longer_s, _MOST_PATIENCE_S)
+        longest_s = min(max(_PATIENCE_S, step_s), _MOST_PATIENCE_S)
+        return min(first_s * 2.0 ** min(self._late, 10), longest_s)
 
     def holds_up(self, now: float) -> bool:
         """Whether the next round, for which all others wait by now, waits for it."""

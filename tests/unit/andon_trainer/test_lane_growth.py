@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import pytest
 
 from andon.protocol.messages import LaneReport
@@ -12,8 +9,7 @@ from andon.tcp.kernel import LaneFlow
 from andon.tcp.proof import LaneDirection
 from andon_trainer.exchange.star import lane_growth
 from andon_trainer.exchange.star.lane_growth import LaneGrowth
-
-PATIENCE_S = 20.0
+from integration.harness import wait_until
 
 
 class Lanes:
@@ -51,15 +47,9 @@ class Lanes:
         self.looked_down += 1
         return None
 
-    def await_true(self, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not holds():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-
     def await_wakings(self, count: int) -> None:
         most = self.woken + count
-        self.await_true(lambda: self.woken >= most)
+        wait_until(lambda: self.woken >= most)
 
 
 def test_lanes_on_which_nothing_moved_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

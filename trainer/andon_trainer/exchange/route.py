@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from andon.host.arena import MAX_AREAS
@@ -46,6 +47,18 @@ class RouteFailed(Exception):
         self.kind = kind
 
 
+@contextmanager
+def _failing() -> Iterator[None]:
+    """Says as which Fault it is reported that an exchange can't be made, or opened."""
+    try:
+        yield
+    except (WrongMap, ReducerUnfit) as error:
+        # Trying again would end the same way: the line is configured wrongly.
+        raise RouteFailed("PROTOCOL", str(error)) from error
+    except (ReducerAway, TlsError) as error:
+        raise RouteFailed("DATA_STREAM_LOST", str(error)) from error
+
+
 class Route:
     """One worker's exchange. It is made anew whenever the map of reducers changes."""
 
@@ -86,13 +99,8 @@ class Route:
             RouteFailed: the map is wrong, or a reducer can't be reached, refuses or does not fit.
             JoinRefused: a reducer is on another host, and nothing would be encrypted.
         """
-        try:
+        with _failing():
             self._follow(joined, assigned, address)
-        except (WrongMap, ReducerUnfit) as error:
-            # Trying again would end the same way: the line is configured wrongly.
-            raise RouteFailed("PROTOCOL", str(error)) from error
-        except (ReducerAway, TlsError) as error:
-            raise RouteFailed("DATA_STREAM_LOST", str(error)) from error
 
     def _follow(self, joined: Joined, assigned: Assigned, address: str) -> None:
         reducers = assigned.reducers or joined.reducers
@@ -124,8 +132,8 @@ class Route:
         if self.exchange.is_open or joined.plan.grain:
             return
         try:
-            self._follow(joined, assigned, address)
-        except (WrongMap, ReducerUnfit, ReducerAway, TlsError, JoinRefused) as error:
+            self.follow(joined, assigned, address)
+        except (RouteFailed, JoinRefused) as error:
             log.debug("the exchange could not be opened early: %s", error)
 
     def listen(
@@ -148,13 +156,9 @@ class Route:
         # No shared memory: nothing of what is heard is written by this worker.
         access = replace(_access_of(self._config, joined, reducers), shared_dir=None)
         heard = HeardAverages(self._layout, self._inbox, stream=stream)
-        try:
+        with _failing():
             exchange = HeardExchange(self._layout, joined.policy, heard, reducers, access)
             exchange.open(address, self._opening(joined))
-        except (WrongMap, ReducerUnfit) as error:
-            raise RouteFailed("PROTOCOL", str(error)) from error
-        except (ReducerAway, TlsError) as error:
-            raise RouteFailed("DATA_STREAM_LOST", str(error)) from error
         return exchange
 
     def _opening(self, joined: Joined, nodes: int = 0) -> OpenRound:
