@@ -226,7 +226,7 @@ async def a_lost_data_stream_aborts(line: LineUnderTest) -> None:
 
 @CHECKS.add("reduce.bystander", "4")
 async def an_idle_stream_is_part_of_no_round(line: LineUnderTest) -> None:
-    """The end of a data stream that brought nothing of the unfinished round touches it not."""
+    """The end of a data stream that brought nothing of the unfinished round does not abort it."""
     round_ = await line.deal()
     parts = round_.rough_parts()
     idle = await round_.players[0].open_bulk()
