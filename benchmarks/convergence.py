@@ -146,6 +146,12 @@ SCHEDULES = {
         flags=("--schedule", "async", "--local-steps", "8"), uneven=True, rates=_FASTER
     ),
     "local-16-int4": Schedule(flags=(*_LOCAL, "16", *_INT4), rates=_FASTER),
+    "local-16-int4-quorum": Schedule(
+        flags=(*_LOCAL, "16", *_INT4, "--quorum", "0.6"), uneven=True, rates=_FASTER
+    ),
+    "async-16-int4": Schedule(
+        flags=("--schedule", "async", "--local-steps", "16", *_INT4), uneven=True, rates=_FASTER
+    ),
     "local-5-topk-8": Schedule(flags=(*_LOCAL, "5", *_TOPK, "8"), rates=_FASTER),
     "local-5-topk-7": Schedule(flags=(*_LOCAL, "5", *_TOPK, "7"), rates=_FASTER),
     "local-16-int4-shared": Schedule(
@@ -184,6 +190,15 @@ SCHEDULES = {
         flags=(*_LOCAL, "16", *_INT4, "--overlap", "--mix", "0.5"), rates=_FASTER
     ),
     "fragments-16-4-int4": Schedule(flags=_FRAGMENTS, rates=_FASTER, models=("gpt",)),
+    "fragments-16-4-int4-shared": Schedule(
+        flags=_FRAGMENTS, shared_momentum=True, rates=_FASTER, models=("gpt",)
+    ),
+    "fragments-16-4-int4-overlap-shared": Schedule(
+        flags=(*_FRAGMENTS, "--overlap"), shared_momentum=True, rates=_FASTER, models=("gpt",)
+    ),
+    "fragments-16-4-int4-overlap-1-shared": Schedule(
+        flags=(*_FRAGMENTS, *_LATE, "1"), shared_momentum=True, rates=_FASTER, models=("gpt",)
+    ),
     "fragments-16-4-int4-overlap": Schedule(
         flags=(*_FRAGMENTS, "--overlap"), rates=_FASTER, models=("gpt",)
     ),

@@ -21,6 +21,10 @@ loop body also runs where a line has nothing to compute for this worker. A windo
 doubts is computed again from where it began. Adam then counts from there, too, which is how it is
 recognised.
 
+With `--fragments` a commit moves a part of the model, by what all steps since that part's last
+exchange have changed. So each parameter has its own distance: the sum of the rates since the line
+moved it last.
+
 It goes with `--overlap`, if the mean arrives early in the next window (`--overlap-steps 1`): the
 few steps that were made ahead then lose their own momentum.
 """
@@ -28,6 +32,7 @@ few steps that were made ahead then lose their own momentum.
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,20 +48,30 @@ __all__ = ["SharedMomentum"]
 MODULUS = 17
 
 
+@dataclass(slots=True)
+class _Exchanged:
+    """A parameter as the line moved it last."""
+
+    weights: Tensor
+    distance: float | None
+    """The sum of all rates until then; None if this worker does not know what came after."""
+
+
 class SharedMomentum:
     """The momentum of this worker's Adam or AdamW, on a line of local steps.
 
-    Use it with whole windows, that is without fragments and a quorum: the mean change is then one
-    of all weights.
+    Use it without a quorum: the mean change is then one of the steps that all workers made.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         """Watches the optimizer's steps from now on."""
         self._optimizer = optimizer
-        self._start: list[list[Tensor]] = []
-        """The line's weights when they were shared last, by group; empty: they were not yet."""
-        self._counted = 0.0
-        """Adam's steps, as they were last seen."""
+        self._last: list[list[_Exchanged]] = []
+        """By group; empty: nothing was shared, and no step made."""
+        self._distances: list[float] = []
+        """The sum of the rates of all committed steps, by group."""
+        self._committed = 0
+        """How many steps Adam had counted by the last commit, without those made ahead."""
         self._rates: list[list[float]] = []
         """Of each step that no commit has: the rates, by group."""
         optimizer.register_step_pre_hook(self._stepping)
@@ -72,42 +87,56 @@ class SharedMomentum:
         Args:
             steps: how many steps the worker made in the window (`line.local_steps`).
         """
-        groups, given = self._optimizer.param_groups, self._rates[:steps]
-        if self._start and 0 < steps == len(given):
-            moved = [sum(rates) for rates in zip(*given, strict=True)]
-            for group, starts, distance in zip(groups, self._start, moved, strict=True):
-                self._take(group, starts, distance)
-        self._begin(self._rates[steps:])
+        if not self._last:
+            self._begin()
+            return
+        given, self._rates = self._rates[:steps], self._rates[steps:]
+        had_part = 0 < steps == len(given)
+        self._committed = self._steps() - len(self._rates)
+        for number, group in enumerate(self._optimizer.param_groups):
+            self._distances[number] += sum(rates[number] for rates in given)
+            for weights, last in zip(group["params"], self._last[number], strict=True):
+                if not torch.equal(weights, last.weights):
+                    if had_part and last.distance is not None:
+                        moved = self._distances[number] - last.distance
+                        self._take(group, weights, last.weights - weights, moved)
+                    last.weights, last.distance = weights.clone(), self._distances[number]
+                elif not had_part:
+                    last.distance = None  # Its next change has steps that were not seen here.
 
-    def _take(self, group: dict[str, Any], starts: list[Tensor], distance: float) -> None:
+    def _take(self, group: dict[str, Any], weights: Tensor, change: Tensor, moved: float) -> None:
         beta1, beta2 = group["betas"]
-        for weights, start in zip(group["params"], starts, strict=True):
-            own = self._optimizer.state.get(weights)
-            if own and distance:
-                steps = own["step"]
-                size = (own["exp_avg_sq"] / (1 - beta2**steps)).sqrt() + group["eps"]
-                own["exp_avg"].copy_((start - weights) / distance * size * (1 - beta1**steps))
+        own = self._optimizer.state.get(weights)
+        if own and moved:
+            steps = own["step"]
+            size = (own["exp_avg_sq"] / (1 - beta2**steps)).sqrt() + group["eps"]
+            own["exp_avg"].copy_(change / moved * size * (1 - beta1**steps))
 
-    def _begin(self, ahead: list[list[float]]) -> None:
-        """A window begins at the weights that the models hold; some steps of it may be made."""
+    def _begin(self) -> None:
+        """Nothing is known of what was before; if Adam made no step, there was nothing."""
+        self._rates, self._committed = [], self._steps()
         groups = self._optimizer.param_groups
-        self._start = [[part.detach().clone() for part in group["params"]] for group in groups]
-        self._rates = ahead
+        self._distances = [0.0 for _ in groups]
+        known = None if self._committed else 0.0
+        self._last = [
+            [_Exchanged(part.detach().clone(), known) for part in group["params"]]
+            for group in groups
+        ]
 
     def _stepping(self, *_: Any) -> None:
-        # Nothing was made before the first step, and nothing is left of what the line doubts: the
-        # weights are the line's.
-        if not self._start or self._steps() != self._counted:
-            self._begin([])
+        kept = self._steps() - self._committed
+        if not self._last or not 0 <= kept <= len(self._rates):
+            self._begin()  # The state is another one: it came from a worker, or a checkpoint.
+        else:
+            del self._rates[kept:]  # The line doubted these steps.
 
     def _stepped(self, *_: Any) -> None:
-        self._counted = self._steps()
         self._rates.append([float(group["lr"]) for group in self._optimizer.param_groups])
 
-    def _steps(self) -> float:
+    def _steps(self) -> int:
         """How many steps Adam has counted."""
         known = next(iter(self._optimizer.state.values()), None)
-        return float(known["step"]) if known else 0.0
+        return int(known["step"]) if known else 0
 
 
 def main() -> None:
