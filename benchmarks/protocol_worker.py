@@ -205,12 +205,15 @@ class ProtocolWorker:
         name, folder = self._joined.control_socket, self._config.shared_dir
         if not name or folder is None:
             return None
-        return LocalSocket(
-            folder / name,
-            lambda message: self._take_in(pb.TrainResponse.FromString(message)),
-            lambda _why: None,
-            peer="coordinator",
-        )
+        try:
+            return LocalSocket(
+                folder / name,
+                lambda message: self._take_in(pb.TrainResponse.FromString(message)),
+                lambda _why: None,
+                peer="coordinator",
+            )
+        except OSError:  # It shares the folder with its reducer, and with no coordinator.
+            return None
 
     def _send(self, message: pb.TrainRequest) -> None:
         if self._socket is None:
