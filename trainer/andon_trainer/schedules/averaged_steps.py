@@ -45,7 +45,6 @@ class AveragedSteps(LoopSteps):
         super().__init__(parts, averager, processes)
         self._accumulation = Accumulation(parts.accumulated, parts.replica)
         self._hooked = HookedParameters(parts.accumulated.named(), "line.backward(loss)")
-        self._moves = 0
         self._kept: Kept | None = None
         """What this worker has of a void step."""
 
@@ -176,11 +175,6 @@ class AveragedSteps(LoopSteps):
         return over and not self._accumulation.is_open
 
     @property
-    def moves(self) -> int:
-        """Counts commits, of an accumulation its last one only."""
-        return self._moves
-
-    @property
     def left_over(self) -> int:
         """Number of committed batches whose gradients wait for more of their accumulation."""
         return self._accumulation.batches
@@ -228,8 +222,9 @@ class AveragedSteps(LoopSteps):
             self._commits += 1
             # Before the two lines below, which ask whether this batch ended its accumulation.
             self._accumulation.committed(overflow=commit.overflow)
-            # Not by an overflow: a script that spares its scheduler one (`if not line.overflowed`)
-            # must not find the scheduler moved in the next step's first loop body.
+            # Of an accumulation by its last one only, and not by an overflow: a script that spares
+            # its scheduler one (`if not line.overflowed`) must not find the scheduler moved in the
+            # next step's first loop body.
             self._moves += not (self._accumulation.is_open or self.overflowed)
             self._kept = None
             self._averager.committed(overflow=commit.overflow)

@@ -409,6 +409,7 @@ class LocalStepper(AddsUp):
                     self._finish(self._round)
                 return False
             self._commits += 1
+            self._moves += 1
             self._touched = self._half_made = True
             if self._scaling is not None:
                 self._scaling.loss_scale.committed(overflow=self._averager.overflowed)
@@ -533,6 +534,7 @@ class LocalStepper(AddsUp):
             self._weights.clear_gradients()
             self._buffers.drop()
             return
+        self._commits += 1
         self._averager.committed()
         self._steps_given = given.steps
         self._apply(state.assigned, moves=averaged.total_weight > 0)

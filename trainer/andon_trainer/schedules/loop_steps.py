@@ -113,6 +113,8 @@ class LoopSteps(ABC):
         self._begun = False
         """Whether the script has begun to iterate its loader."""
         self._commits = 0
+        """Counts whatever a script sets a learning rate by: commits, and steps of its own."""
+        self._moves = 0
         self.epoch: int | None = None
         """The epoch of the batches that the script iterated last, or that `line.epochs` began."""
         self.stop_wanted = ""
@@ -165,7 +167,7 @@ class LoopSteps(ABC):
     @property
     def moves(self) -> int:
         """Counts the steps that moved this worker's weights; schedulers follow it."""
-        return self._commits
+        return self._moves
 
     @property
     def left_over(self) -> int:
