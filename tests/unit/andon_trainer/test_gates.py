@@ -171,6 +171,7 @@ class Skipping:
     identity = StepIdentity(5, 0, 2)
     moves = 5
     learning_rate_scale = 1.0
+    plan_steps: range | None = None
 
     def try_commit(self) -> bool:
         return False

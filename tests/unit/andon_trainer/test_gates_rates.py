@@ -17,6 +17,7 @@ class Committing:
     """A keeper that commits each step, with the scale that the test sets."""
 
     committed = True
+    plan_steps = None
 
     def __init__(self, scale: float) -> None:
         self.learning_rate_scale = scale

@@ -19,6 +19,7 @@ class Open:
     identity = StepIdentity(0, 0, 1)
     moves = 0
     learning_rate_scale = 1.0
+    plan_steps: range | None = None
 
     def try_commit(self) -> bool:
         self.identity = self.identity._replace(commits=self.identity.commits + 1)

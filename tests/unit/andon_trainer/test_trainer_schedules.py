@@ -24,7 +24,7 @@ def rates(scheduler: Any, fit: Fit, calls: list[str]) -> list[float]:
     for call in calls:
         if call == "step":
             optimizer.step()
-            run.after_step()
+            run.after_step(counts=True)
             seen.append(run.of_last_step)
         elif call == "epoch":
             run.after_epoch()

@@ -156,7 +156,8 @@ class Trainer:
                     scaler.step(optimizer)
                     scaler.update()
                     if not line.overflowed:  # then no weight moved, and no scheduler should
-                        rates.after_step()
+                        # `steps` are the line's: with local steps, windows.
+                        rates.after_step(counts=line.committed or fit.steps is None)
                     if line.committed:
                         course.after_step(epoch)
                 course.after_epoch(epoch)

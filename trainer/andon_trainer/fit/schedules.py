@@ -156,10 +156,11 @@ class LearningRates:
         self.of_last_step = 0.0
         """The learning rate of the first group when the last step was made."""
 
-    def after_step(self) -> None:
-        """Call it once after each `optimizer.step()`."""
+    def after_step(self, *, counts: bool) -> None:
+        """Call it once after each `optimizer.step()`; `counts`: of what the scheduler counts."""
         self.of_last_step = float(self._optimizer.param_groups[0]["lr"])
-        if self._scheduler is not None and not self._plateau and self._interval == "step":
+        each_step = not self._plateau and self._interval == "step"
+        if self._scheduler is not None and each_step and counts:
             self._scheduler.step()
 
     def after_epoch(self) -> None:

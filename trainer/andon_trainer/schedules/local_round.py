@@ -38,6 +38,8 @@ class LocalRound:
     """The positions of each local step that is to be made, those of the due pile first."""
     due: int
     """How many of them are of the due pile."""
+    left: int = 0
+    """How many local steps of the other pile are left for the next round."""
     made: int = 0
     """How many of them were made."""
     sent: bool = False

@@ -157,6 +157,8 @@ class LocalStepper(AddsUp):
         self._committed = False
         self._steps_given = 0
         """Of this worker's local steps, how many are in the last commit."""
+        self._plan_steps: range | None = None
+        """Which steps of one process the present local step stands for."""
         member.on_drop = self._go_back
         parts.replica.beneath = lambda: self._held.tree() if self._touched else None
 
@@ -175,6 +177,11 @@ class LocalStepper(AddsUp):
         """Whether the last `optimizer.step()` moved this worker's weights."""
         state = self._state
         return state is not None and state.phase is StepPhase.COMMITTED and not state.borrowed
+
+    @property
+    def plan_steps(self) -> range | None:
+        """See `LoopSteps`."""
+        return self._plan_steps
 
     def common_weights(self) -> AbstractContextManager[None]:
         """See `LoopSteps`."""
@@ -233,6 +240,7 @@ class LocalStepper(AddsUp):
         # The rest of it is due in the next round, and computed then.
         ahead, rest = self._shares.split(ahead, max(0, most))
         round_ = self._round = self._open(assigned, due, ahead)
+        round_.left = rest.parts if len(rest) else 0
         self._member.talk.show("COMPUTING")
         batches, began = self._batches(due, ahead, rest, assigned), time.perf_counter()
         # Whether there is anything to compute is not known before: a stream may end here.
@@ -327,6 +335,7 @@ class LocalStepper(AddsUp):
         state = self._state = StepState.begin(round_.state.assigned, round_.state.doubts, None)
         state.samples = left
         self._stepped.clear()
+        self._plan_steps = self._plan_steps_of(round_)
         self._before = None  # Of a step that was never made, in a round that is void.
         if round_.made < round_.due and self._change is not None:
             # Something is ahead already, so the change of this step must be told from it.
@@ -343,6 +352,29 @@ class LocalStepper(AddsUp):
             state.waiting, state.last = micro_batch.samples, left <= 0
             if not (yield from self._run_body(state, micro_batch.batch)):
                 return
+
+    def _plan_steps_of(self, round_: LocalRound) -> range | None:
+        """What the present local step stands for: its part of the window's whole batches.
+
+        None also where nobody knows how many batches the epochs before had.
+        """
+        assigned, size = round_.state.assigned, self._feeder.epoch_size
+        if size is None:
+            return None
+        window, made, left = assigned.batch, self._due.steps, round_.due - round_.made
+        if left <= 0:
+            assert assigned.ahead_batch is not None, "the line says of what this is a part"
+            window, made = assigned.ahead_batch, self._ahead.steps
+            left = len(round_.parts) - round_.made + round_.left
+
+        def batches(positions: int) -> int:
+            return -(-positions // self._feeder.batch_size)
+
+        begin = assigned.epoch * batches(size) + batches(window.start)
+        whole, steps = batches(window.stop) - batches(window.start), made + left
+        if steps == 1 < whole:
+            return None  # A script that steps its scheduler at each window can't be told apart.
+        return range(begin + whole * made // steps, begin + whole * (made + 1) // steps)
 
     def _borrowed_step(self, round_: LocalRound) -> Iterator[Any]:
         """Runs the loop body of a round in which there is nothing to compute.

@@ -170,6 +170,11 @@ class LoopSteps(ABC):
         return self._moves
 
     @property
+    def plan_steps(self) -> range | None:
+        """Which steps of one process the last one stands for; None: it is one of them."""
+        return None
+
+    @property
     def left_over(self) -> int:
         """Number of committed batches whose gradients wait for more of their accumulation."""
         return 0

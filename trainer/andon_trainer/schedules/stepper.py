@@ -187,6 +187,11 @@ class StepperGate:
         return StepIdentity(0, 0, 0) if self.stepper is None else self.stepper.identity
 
     @property
+    def plan_steps(self) -> range | None:
+        """Which steps of one process the last one stands for; None: one of them."""
+        return None if self.stepper is None else self.stepper.plan_steps
+
+    @property
     def learning_rate_scale(self) -> float:
         """What the line multiplies learning rates with in this step."""
         return 1.0 if self.stepper is None else self.stepper.learning_rate_scale

@@ -76,6 +76,13 @@ class Gatekeeper(Protocol):
         """Counts the steps that moved the weights."""
 
     @property
+    def plan_steps(self) -> range | None:
+        """Which steps of one process the last one stands for, on a line of local steps.
+
+        One process would step on each whole batch of the plan. None: a step is one of those.
+        """
+
+    @property
     def learning_rate_scale(self) -> float:
         """What the line multiplies learning rates with in this step."""
 
@@ -233,20 +240,40 @@ def _is_number(rate: Any) -> bool:
 
 
 def gate_scheduler(scheduler: LRScheduler, keeper: Gatekeeper) -> Callable[[], None]:
-    """Makes `scheduler.step()` act only after a committed step; returns what undoes it."""
+    """Makes `scheduler.step()` act only after a committed step; returns what undoes it.
+
+    With local steps a fast worker makes more of them than a slow one. A scheduler that the script
+    steps at each of them follows the plan instead, and so has the same rate on all workers.
+    """
     real_step = scheduler.step
     counted = keeper.moves
+    lead: int | None = None
+    """The scheduler's own steps, less the plan's: a script may have made some before."""
 
     def step(_self: LRScheduler, *arguments: Any, **named: Any) -> None:
-        nonlocal counted
+        nonlocal counted, lead
         commits = keeper.moves
         # The second condition is for schedulers that step once an epoch. The epoch's last step may
         # have been skipped, so any commit since the scheduler last acted counts.
-        if keeper.committed or commits > counted:
-            counted = commits
+        if not keeper.committed and commits <= counted:
+            return
+        at_each, counted = commits == counted + 1, commits
+        plan, made = keeper.plan_steps, _steps_made(scheduler)
+        if not at_each or plan is None or made is None or arguments or named:
             real_step(*arguments, **named)
+            return
+        if lead is None:
+            lead = made - plan.start
+        for _ in range(made, lead + plan.stop):
+            real_step()
 
     return _override_step(scheduler, step)
+
+
+def _steps_made(scheduler: LRScheduler) -> int | None:
+    """How often it was stepped; it is taken back together with the weights. None: unknown."""
+    counts = (getattr(each, "last_epoch", None) for each in _parts(scheduler))
+    return next((count for count in counts if isinstance(count, int)), None)
 
 
 def refuse_unprepared(
