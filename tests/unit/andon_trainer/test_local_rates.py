@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, SequentialLR
+from torch.utils.data import DataLoader
 
 from andon.protocol.records import PositionRange
+from andon_trainer.data.feed import Shard
+from andon_trainer.data.stream_feeder import StreamFeeder
 from andon_trainer.schedules.stepper import StepperGate
 from andon_trainer.script.gates import gate_scheduler
 from unit.andon_trainer.local_bench import LocalBench
 from unit.andon_trainer.step_bench import ranges
+from unit.andon_trainer.streams import Counting
 
 FIRST, SECOND, THIRD = (PositionRange(start, start + 24) for start in (0, 24, 48))
 """Windows of two batches of 12. A local step takes 4 positions of the 8 of an even share."""
@@ -131,3 +138,14 @@ def test_what_is_computed_ahead_is_of_the_next_window() -> None:
 
     # Three local steps of two batches, and one ahead each time: it counts from where it was.
     assert counts(bench, scheduler) == [0, 1, 2, 2, 3, 4, 4]
+
+
+def test_where_nobody_knows_how_many_batches_an_epoch_has_a_scheduler_counts_local_steps() -> None:
+    loader: Any = DataLoader(
+        Counting(96), 12, collate_fn=lambda items: Shard(torch.tensor(items), 0, 0)
+    )
+    bench = LocalBench(feed=StreamFeeder(loader, 0, None))
+    scheduler = counting(bench)
+    bench.assign((0, 12), end="commit", batch=FIRST)
+
+    assert counts(bench, scheduler) == [1, 2, 3]

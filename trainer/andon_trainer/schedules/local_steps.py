@@ -354,27 +354,13 @@ class LocalStepper(AddsUp):
                 return
 
     def _plan_steps_of(self, round_: LocalRound) -> range | None:
-        """What the present local step stands for: its part of the window's whole batches.
-
-        None also where nobody knows how many batches the epochs before had.
-        """
-        assigned, size = round_.state.assigned, self._feeder.epoch_size
-        if size is None:
-            return None
-        window, made, left = assigned.batch, self._due.steps, round_.due - round_.made
-        if left <= 0:
-            assert assigned.ahead_batch is not None, "the line says of what this is a part"
-            window, made = assigned.ahead_batch, self._ahead.steps
-            left = len(round_.parts) - round_.made + round_.left
-
-        def batches(positions: int) -> int:
-            return -(-positions // self._feeder.batch_size)
-
-        begin = assigned.epoch * batches(size) + batches(window.start)
-        whole, steps = batches(window.stop) - batches(window.start), made + left
-        if steps == 1 < whole:
-            return None  # A script that steps its scheduler at each window can't be told apart.
-        return range(begin + whole * made // steps, begin + whole * (made + 1) // steps)
+        """What the present local step stands for; see `Shares.plan_steps`."""
+        assigned, due = round_.state.assigned, round_.due - round_.made
+        if due > 0:
+            return self._shares.plan_steps(assigned.epoch, assigned.batch, self._due.steps, due)
+        assert assigned.ahead_batch is not None, "the line says of what this is a part"
+        made, left = self._ahead.steps, len(round_.parts) - round_.made + round_.left
+        return self._shares.plan_steps(assigned.epoch, assigned.ahead_batch, made, left)
 
     def _borrowed_step(self, round_: LocalRound) -> Iterator[Any]:
         """Runs the loop body of a round in which there is nothing to compute.

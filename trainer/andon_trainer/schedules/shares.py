@@ -66,6 +66,36 @@ class Shares:
         positions = sum(map(len, assigned.positions))
         return min(self._feeder.samples_of(assigned.epoch, assigned.positions), positions)
 
+    def plan_steps(self, epoch: int, window: PositionRange, made: int, left: int) -> range | None:
+        """Which steps of one process a worker's next local step of a window stands for.
+
+        One process would make a step of each whole batch. A window's are spread evenly over the
+        local steps that this worker makes of it.
+
+        Args:
+            epoch: the window's.
+            window: what all workers compute of it.
+            made: how many local steps this worker has made of it.
+            left: how many it has still to make; at least 1.
+
+        Returns:
+            None if nobody knows how many batches the epochs before had, or if this is the worker's
+            only local step of several batches: it can't be told then whether a script steps its
+            scheduler at each local step, or at each window.
+        """
+        size, steps = self._feeder.epoch_size, made + left
+        if size is None:
+            return None
+
+        def batches(positions: int) -> int:
+            return -(-positions // self._feeder.batch_size)
+
+        begin = epoch * batches(size) + batches(window.start)
+        whole = batches(window.stop) - batches(window.start)
+        if steps == 1 < whole:
+            return None
+        return range(begin + whole * made // steps, begin + whole * (made + 1) // steps)
+
     def upcoming(self, assigned: Assigned) -> Iterator[Share]:
         """This process's shares of the steps to come.
 
