@@ -43,14 +43,23 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from local_run import PATIENCE_S, Commits, Run, events_in, is_whole, running, until, width_of
+from local_run import (
+    PATIENCE_S,
+    Commits,
+    Run,
+    events_in,
+    is_whole,
+    median_steps,
+    running,
+    until,
+    width_of,
+)
 from machine import describe_machine
 
 from andon_coordinator.core.run_events import RunEventKind
@@ -114,15 +123,6 @@ def _usual_step(commits: Commits, workers: int, struck_at: float) -> float:
     )
 
 
-def _median_steps(commits: Commits) -> dict[int, float]:
-    """The median time between two commits by as many workers, by their number."""
-    waits: defaultdict[int, list[float]] = defaultdict(list)
-    for (earlier, before), (at, size) in pairwise(commits):
-        if before == size:
-            waits[size].append(at - earlier)
-    return {size: statistics.median(each) for size, each in waits.items()}
-
-
 def _until(holds: Callable[[], bool], options: argparse.Namespace) -> None:
     """Waits as long as steps of that size may take on a machine that does something else, too."""
     until(holds, patience_s=max(PATIENCE_S, options.mb))
@@ -142,7 +142,7 @@ def kill(run: Run, chance: random.Random, options: argparse.Namespace) -> dict[s
     waits = [(at, at - earlier, size) for (earlier, _), (at, size) in pairwise(commits)]
     usual = _usual_step(commits, options.workers, struck_at)
     first_back = next(at for at, size in commits if at > joined_at and size == options.workers)
-    alike = _median_steps(commits)
+    alike = median_steps(commits)
     # The newcomer may be there before the others have made the step that the death cost.
     died_at, death_s = next((at, wait) for at, wait, _ in waits if at > struck_at)
     pause_s = max(

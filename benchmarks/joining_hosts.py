@@ -5,10 +5,10 @@ worker; the first has the service, too. The worker of the last one gets a real S
 started again: it joins, and needs the line's state, which is as large as `--mb` says (a layer and
 AdamW's moments), while the others train on.
 
-A pause is how much longer than a usual step the others' longest wait for a commit was, from the
-newcomer's Join until it has been on ten rosters in a row. `worst_before_s` is the same of as many
-steps before, in which nothing happened, and `pause_of_state_s` that of the steps in which the state
-was on its way. `share` is the rate at which the state moved, headers
+A pause is how much longer than the median step of as many workers the others' longest wait for a
+commit was, from the newcomer's Join until it has been on ten rosters in a row. `worst_before_s` is
+the same of as many steps before, in which nothing happened, and `pause_of_state_s` that of the
+steps in which the state was on its way. `share` is the rate at which the state moved, headers
 included, of what the links on its way had left: their speed without everything else that they
 carried meanwhile, which is mostly the averages.
 
@@ -18,7 +18,8 @@ It needs root and iproute2.
     sudo python benchmarks/joining_hosts.py --newcomer-mbit 1.6 --mb 17 --pace 1 --steps 2 \
         --pairs 1 --patience 900 --flags="--schedule local --local-steps 60 --overlap"
 
-With `--newcomer-mbit` the link of the newcomer's host is slower from the SIGKILL on.
+With `--reducers 3` each host has a reducer, as is best where the network is the limit. With
+`--newcomer-mbit` the link of the newcomer's host is slower from the SIGKILL on.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -40,7 +42,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hosts_network import LINK, Network, NoNetwork, network
-from local_run import Commits, commits_in, events_in, is_whole, width_of
+from local_run import Commits, commits_in, events_in, is_whole, median_steps, width_of
 from machine import describe_machine
 from service import serving
 
@@ -209,10 +211,10 @@ def measure(line: Hosts) -> dict[str, Any]:
             time.sleep(0.05)
         joined_at = joined[0].at_unix_s
         commits = line.await_whole(joined_at, steps, must=False)
-    waits = [(at, at - earlier) for (earlier, _), (at, _) in pairwise(commits)]
-    before = [wait for at, wait in waits if at <= struck_at][-40:]
-    usual = statistics.median(before)
-    after = [wait for at, wait in waits if at > joined_at]
+    waits = [(at, at - earlier, size) for (earlier, _), (at, size) in pairwise(commits)]
+    before = [wait for at, wait, _ in waits if at <= struck_at][-40:]
+    usual, alike = statistics.median(before), median_steps(commits)
+    after = [wait - alike.get(size, usual) for at, wait, size in waits if at > joined_at]
     back = next((at for at, size in commits if at > joined_at and size == _HOSTS), None)
     time.sleep(_SAMPLE_S)
     texts = (line.folder / "states.jsonl").read_text().splitlines()
@@ -221,15 +223,15 @@ def measure(line: Hosts) -> dict[str, Any]:
     states = [each for each in notes if each["role"] == "to" and each["began"] > struck_at]
     moving = [(each["asked"], each["ended"]) for each in states]
     beside = [
-        wait
-        for at, wait in waits
+        wait - alike.get(size, usual)
+        for at, wait, size in waits
         if at > joined_at and any(at > began and at - wait < ended for began, ended in moving)
     ]
     return {
         "usual_step_s": round(usual, 4),
         "worst_before_s": round(max(before[-len(after) :]) - usual, 4),
-        "pause_of_return_s": round(max(after) - usual, 4),
-        "pause_of_state_s": round(max(beside, default=usual) - usual, 4),
+        "pause_of_return_s": round(max(after), 4),
+        "pause_of_state_s": round(max(beside, default=0.0), 4),
         "steps_of_return": len(after),
         "back_after_s": None if back is None else round(back - joined_at, 3),
         "states": [
@@ -254,6 +256,8 @@ def _state_moved(line: Hosts, links: Links, state: dict[str, float], donor: int)
         "whole_s": round(ended - state["asked"], 3),
         "mbit_s": round(state["bytes"] * 8e-6 / (ended - began), 2),
     }
+    if line.options.reducers > 1:
+        return row  # It may have gone through any of them.
     left = min(
         mbit * 1e6 / 8 * (ended - began) - max(0.0, carried - on_wire) for carried, mbit in ways
     )
@@ -269,7 +273,9 @@ def main() -> int:
         "machine": describe_machine(),
         **{
             name: vars(options)[name]
-            for name in ("mbit", "newcomer_mbit", "mb", "pace", "pairs", "flags", "transfer")
+            for name in (
+                *("mbit", "newcomer_mbit", "reducers", "mb", "pace", "pairs", "flags", "transfer"),
+            )
         },
     }
     rows = []
@@ -287,10 +293,19 @@ def main() -> int:
 
 
 def _returns(hosts: Network, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    flags = ["--insecure", "--shared-dir", "off", *options.flags.split()]
+    secret = folder / "secret"
+    secret.write_text("a secret of the benchmark only, on links that nobody else has")
+    flags = ["--insecure", "--shared-dir", "off", "--secret-file", str(secret)]
+    flags += ["--advertise", hosts.address(0), "--reducers", str(options.reducers)]
+    flags += options.flags.split()
     rows = []
-    with serving(folder, _HOSTS, flags, inside=hosts.inside(0), bind="0.0.0.0") as served:
+    with (
+        serving(folder, _HOSTS, flags, inside=hosts.inside(0), bind="0.0.0.0") as served,
+        ExitStack() as others,
+    ):
         address = f"{hosts.address(0)}:{served.address.rpartition(':')[2]}"
+        for number in range(1, options.reducers):
+            others.enter_context(_reducer(hosts, number, address, secret))
         with Hosts(hosts, folder, options, address, served.run_id) as line:
             line.await_whole(0.0, options.steps)
             for _ in range(options.pairs):
@@ -302,12 +317,26 @@ def _returns(hosts: Network, folder: Path, options: argparse.Namespace) -> list[
     return rows
 
 
+@contextmanager
+def _reducer(hosts: Network, number: int, coordinator: str, secret: Path) -> Iterator[None]:
+    command = [*hosts.inside(number), sys.executable, "-m", "andon_cli", "serve"]
+    command += ["--role", "reducer", "--bind", "0.0.0.0", "--port", "0", "--metrics-port", "0"]
+    command += ["--insecure", "--shared-dir", "off", "--secret-file", str(secret)]
+    command += ["--advertise", hosts.address(number), "--coordinator", coordinator]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
 def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--mbit", type=float, default=1000.0, help="of a link (default: 1000)")
     parser.add_argument("--newcomer-mbit", type=float, help="of the newcomer's, from the kill on")
+    parser.add_argument("--reducers", type=int, default=1, help="on so many hosts (default: 1)")
     parser.add_argument("--mb", type=float, default=100.0, help="of state (default: 100)")
     parser.add_argument("--pace", type=float, default=1.0, help="seconds in a batch (default: 1)")
     parser.add_argument("--pairs", type=int, default=5, help="returns (default: 5)")

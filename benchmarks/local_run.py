@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,6 +27,7 @@ __all__ = [
     "commits_in",
     "events_in",
     "is_whole",
+    "median_steps",
     "running",
     "until",
     "width_of",
@@ -84,6 +88,15 @@ def events_in(journal: Path, kind: RunEventKind, since: float = 0.0) -> list[Run
     with JournalReader(journal) as reader:
         told = list(reader.run_events())
     return [each for each in told if each.kind is kind and each.at_unix_s > since]
+
+
+def median_steps(commits: Commits) -> dict[int, float]:
+    """The median time between two commits by as many workers, by their number."""
+    waits: defaultdict[int, list[float]] = defaultdict(list)
+    for (earlier, before), (at, size) in pairwise(commits):
+        if before == size:
+            waits[size].append(at - earlier)
+    return {size: statistics.median(each) for size, each in waits.items()}
 
 
 def is_whole(commits: Commits, since: float, steps: int, workers: int) -> bool:
