@@ -11,6 +11,7 @@ and pieces say how many are there. The reducer passes its name on, and never ope
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -81,6 +82,9 @@ class StateServicer:
             raise CallRefused(Reason.INVALID_MESSAGE, "the first piece has no payload")
         if len(first.sha256) != _SHA256_BYTES:
             text = f"a SHA-256 is {_SHA256_BYTES} bytes, not {len(first.sha256)}"
+            raise CallRefused(Reason.INVALID_MESSAGE, text)
+        if first.size_bytes > sys.maxsize:
+            text = f"a state of {first.size_bytes} bytes is more than any memory holds"
             raise CallRefused(Reason.INVALID_MESSAGE, text)
         if first.base_bytes > first.size_bytes:
             text = f"a base of {first.base_bytes} bytes, in a state of {first.size_bytes}"

@@ -219,6 +219,19 @@ class Call:
         self.received.append(data)
 
 
+def test_a_state_that_no_memory_can_hold_is_refused() -> None:
+    first = reducer_pb2.PutStateRequest(transfer_id=3, size_bytes=2**63, sha256=bytes(32))
+    states = StateServicer(
+        Relay(1, patience_s=0.01),
+        ReducerTelemetry(CollectorRegistry()),
+        announced=Announced(SessionTokens(SECRET)),
+        config=ReducerConfig(),
+    )
+
+    with pytest.raises(CallRefused, match="a state of 9223372036854775808 bytes"):
+        asyncio.run(states.put(Call(first.SerializeToString())))  # type: ignore[arg-type]  # as below
+
+
 @BOUNDED
 @given(st.data())
 def test_no_readable_piece_of_a_state_ends_the_relay_or_fills_its_memory(
