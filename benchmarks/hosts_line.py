@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hosts_network import LINK, Network
+from service import SECRET, announced
 
 from andon.host.shared_dir import DEFAULT_SHARED_DIR
 from andon_cli.commands.authority import Authority
@@ -160,7 +161,7 @@ def _furnished(hosts: Network, case: Case, folder: Path, shared: Path) -> list[_
 def _serving(hosts: Network, case: Case, folder: Path, all_hosts: Sequence[_Host]) -> Iterator[str]:
     """Serves a line on the first host, and reducers on the others; returns the run's id."""
     secret = folder / "secret"
-    secret.write_text("a secret of the benchmark only, on links that nobody else has")
+    secret.write_text(SECRET)
     with ExitStack() as stack:
 
         def start(number: int, *flags: str) -> dict[str, Any]:
@@ -171,7 +172,7 @@ def _serving(hosts: Network, case: Case, folder: Path, all_hosts: Sequence[_Host
             errors = folder / f"service-{number}.err"
             environment = {**os.environ, "ANDON_SHARED_DIR": str(host.shared_dir)}
             command = [*hosts.inside(number), sys.executable, "-m", "andon_cli", "serve"]
-            running = _service([*command, *common, *flags], errors, environment)
+            running = announced([*command, *common, *flags], errors, environment)
             host.service, told = stack.enter_context(running)
             return told
 
@@ -187,28 +188,6 @@ def _serving(hosts: Network, case: Case, folder: Path, all_hosts: Sequence[_Host
             own += ["--connections", case.connections]
             start(number, *own, "--coordinator", f"{hosts.address(0)}:{_LINE_PORT}")
         yield str(told["run_id"])
-
-
-@contextmanager
-def _service(
-    command: Sequence[str], errors: Path, environment: dict[str, str]
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Runs `andon serve` on a host; returns its process and what it announced."""
-    with (
-        errors.open("w") as log,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
-        ) as process,
-    ):
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            if not line:
-                raise RuntimeError(f"a service did not start: {errors.read_text()}")
-            yield process.pid, json.loads(line)
-        finally:
-            process.terminate()
-            process.wait(60)
 
 
 @contextmanager

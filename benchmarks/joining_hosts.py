@@ -33,8 +33,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -44,7 +44,7 @@ from typing import Any
 from hosts_network import LINK, Network, NoNetwork, network
 from local_run import Commits, commits_in, events_in, is_whole, median_steps, width_of
 from machine import describe_machine
-from service import serving
+from service import SECRET, announced, serving
 
 from andon_coordinator.core.run_events import RunEventKind
 
@@ -56,6 +56,8 @@ _VICTIM = 2
 _ON_WIRE = 1514 / 1448
 """Bytes of full frames over those of a TCP stream in them."""
 _SAMPLE_S = 0.02
+_CONDITIONS = ("mbit", "newcomer_mbit", "reducers", "mb", "pace", "pairs", "flags", "transfer")
+"""The flags that the figures depend on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,8 @@ def measure(line: Hosts) -> dict[str, Any]:
     waits = [(at, at - earlier, size) for (earlier, _), (at, size) in pairwise(commits)]
     before = [wait for at, wait, _ in waits if at <= struck_at][-40:]
     usual, alike = statistics.median(before), median_steps(commits)
-    after = [wait - alike.get(size, usual) for at, wait, size in waits if at > joined_at]
+    paused = [(at, wait, wait - alike.get(size, usual)) for at, wait, size in waits]
+    after = [pause for at, _, pause in paused if at > joined_at]
     back = next((at for at, size in commits if at > joined_at and size == _HOSTS), None)
     time.sleep(_SAMPLE_S)
     texts = (line.folder / "states.jsonl").read_text().splitlines()
@@ -223,8 +226,8 @@ def measure(line: Hosts) -> dict[str, Any]:
     states = [each for each in notes if each["role"] == "to" and each["began"] > struck_at]
     moving = [(each["asked"], each["ended"]) for each in states]
     beside = [
-        wait - alike.get(size, usual)
-        for at, wait, size in waits
+        pause
+        for at, wait, pause in paused
         if at > joined_at and any(at > began and at - wait < ended for began, ended in moving)
     ]
     return {
@@ -271,12 +274,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     figures: dict[str, Any] = {
         "machine": describe_machine(),
-        **{
-            name: vars(options)[name]
-            for name in (
-                *("mbit", "newcomer_mbit", "reducers", "mb", "pace", "pairs", "flags", "transfer"),
-            )
-        },
+        **{name: vars(options)[name] for name in _CONDITIONS},
     }
     rows = []
     try:
@@ -294,9 +292,9 @@ def main() -> int:
 
 def _returns(hosts: Network, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     secret = folder / "secret"
-    secret.write_text("a secret of the benchmark only, on links that nobody else has")
-    flags = ["--insecure", "--shared-dir", "off", "--secret-file", str(secret)]
-    flags += ["--advertise", hosts.address(0), "--reducers", str(options.reducers)]
+    secret.write_text(SECRET)
+    common = ["--insecure", "--shared-dir", "off", "--secret-file", str(secret)]
+    flags = [*common, "--advertise", hosts.address(0), "--reducers", str(options.reducers)]
     flags += options.flags.split()
     rows = []
     with (
@@ -305,7 +303,11 @@ def _returns(hosts: Network, folder: Path, options: argparse.Namespace) -> list[
     ):
         address = f"{hosts.address(0)}:{served.address.rpartition(':')[2]}"
         for number in range(1, options.reducers):
-            others.enter_context(_reducer(hosts, number, address, secret))
+            command = [*hosts.inside(number), sys.executable, "-m", "andon_cli", "serve"]
+            command += ["--role", "reducer", "--bind", "0.0.0.0", "--port", "0", "--announce"]
+            command += ["--metrics-port", "0", "--advertise", hosts.address(number)]
+            command += ["--coordinator", address, *common]
+            others.enter_context(announced(command, folder / f"reducer-{number}.err"))
         with Hosts(hosts, folder, options, address, served.run_id) as line:
             line.await_whole(0.0, options.steps)
             for _ in range(options.pairs):
@@ -315,19 +317,6 @@ def _returns(hosts: Network, folder: Path, options: argparse.Namespace) -> list[
                     break  # It never got in.
                 line.await_whole(time.time(), options.steps)
     return rows
-
-
-@contextmanager
-def _reducer(hosts: Network, number: int, coordinator: str, secret: Path) -> Iterator[None]:
-    command = [*hosts.inside(number), sys.executable, "-m", "andon_cli", "serve"]
-    command += ["--role", "reducer", "--bind", "0.0.0.0", "--port", "0", "--metrics-port", "0"]
-    command += ["--insecure", "--shared-dir", "off", "--secret-file", str(secret)]
-    command += ["--advertise", hosts.address(number), "--coordinator", coordinator]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield
-        finally:
-            process.terminate()
 
 
 def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:

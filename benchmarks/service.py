@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-__all__ = ["Service", "serving"]
+__all__ = ["SECRET", "Service", "announced", "serving"]
+
+SECRET = "a secret of the benchmark only, on links that nobody else has"
+"""Of a line whose reducers are several services."""
 
 _PATIENCE_S = 60
 
@@ -48,20 +52,34 @@ def serving(
     command = [*inside, *program, "serve", "--bind", bind, "--port", "0"]
     command += ["--metrics-port", "0", "--workers", str(workers), "--announce"]
     command += ["--run-dir", str(folder / "run"), *flags]
-    errors = folder / "service.err"
+    with announced(command, folder / "service.err") as (pid, told):
+        yield Service(told["address"], told["run_id"], pid, told["metrics_url"])
+
+
+@contextmanager
+def announced(
+    command: Sequence[str], errors: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Runs an `andon serve --announce` until the context exits; its log goes to `errors`.
+
+    Yields:
+        Its process, and what it announced.
+
+    Raises:
+        RuntimeError: it did not start. The message holds its output.
+    """
     with (
         errors.open("w") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+        ) as process,
     ):
         assert process.stdout is not None
         try:
             line = process.stdout.readline()
             if not line:
                 raise RuntimeError(f"the service did not start: {errors.read_text()}")
-            announced = json.loads(line)
-            yield Service(
-                announced["address"], announced["run_id"], process.pid, announced["metrics_url"]
-            )
+            yield process.pid, json.loads(line)
         finally:
             process.terminate()
             process.wait(_PATIENCE_S)
