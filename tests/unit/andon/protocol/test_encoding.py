@@ -104,9 +104,13 @@ def test_every_number_of_two_bytes_but_a_signalling_nan_round_trips(
 
     quiet = 1 << form.fraction_bits - 1
     is_nan = [form.text(each) == "nan" and not form.is_finite(each) for each in patterns]
-    # Whether a NaN is made quiet depends on the processor, and on how many numbers there are.
-    quieted = [each | quiet * nan for each, nan in zip(again, is_nan, strict=True)]
-    assert quieted == [each | quiet * nan for each, nan in zip(patterns, is_nan, strict=True)]
+    quieted = [each | quiet * nan for each, nan in zip(patterns, is_nan, strict=True)]
+    # Whether a signalling NaN is made quiet depends on the processor, and on how many numbers there
+    # are; everything else is what it was.
+    assert all(
+        got in either
+        for got, either in zip(again, zip(patterns, quieted, strict=True), strict=True)
+    )
 
 
 def test_float32_is_a_view_both_ways() -> None:
