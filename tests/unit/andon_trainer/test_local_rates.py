@@ -1,4 +1,4 @@
-"""Schedulers on a line of local steps: all workers have the same rate where a window ends."""
+"""Learning rates on a line of local steps: schedulers count as in one process, on all workers."""
 
 from __future__ import annotations
 
@@ -149,3 +149,17 @@ def test_where_nobody_knows_how_many_batches_an_epoch_has_a_scheduler_counts_loc
     bench.assign((0, 12), end="commit", batch=FIRST)
 
     assert counts(bench, scheduler) == [1, 2, 3]
+
+
+def test_a_rate_may_be_set_at_each_commit_also_of_a_window_without_positions() -> None:
+    bench = LocalBench()
+    for positions in ((0, 8), (), (8, 16)):
+        bench.assign(*[positions] if positions else [], end="commit")
+    rates = []
+
+    for _body in bench.bodies():
+        rates.append(bench.optimizer.param_groups[0]["lr"])
+        if bench.stepper.committed:
+            bench.optimizer.param_groups[0]["lr"] /= 2
+
+    assert rates == [0.05, 0.05, 0.025, 0.0125, 0.0125]

@@ -222,20 +222,6 @@ def test_a_rank_without_positions_abstains_and_moves_with_the_others() -> None:
     assert (report.samples, report.weight) == (0, 0.0)
 
 
-def test_a_rate_may_be_set_at_each_commit_also_of_a_window_without_positions() -> None:
-    bench = LocalBench()
-    for positions in ((0, 8), (), (8, 16)):
-        bench.assign(*[positions] if positions else [], end="commit")
-    rates = []
-
-    for _body in bench.bodies():
-        rates.append(bench.optimizer.param_groups[0]["lr"])
-        if bench.stepper.committed:
-            bench.optimizer.param_groups[0]["lr"] /= 2
-
-    assert rates == [0.05, 0.05, 0.025, 0.0125, 0.0125]
-
-
 @pytest.mark.parametrize("factor", [1.0, 1e25], ids=["", "whose squares float32 can't hold"])
 def test_local_gradients_are_clipped_to_the_lines_norm_and_not_cleared(factor: float) -> None:
     bench = LocalBench(max_grad_norm=1e-3, momentum=0.0)

@@ -157,8 +157,6 @@ class LocalStepper(AddsUp):
         self._committed = False
         self._steps_given = 0
         """Of this worker's local steps, how many are in the last commit."""
-        self._plan_steps: range | None = None
-        """Which steps of one process the present local step stands for."""
         member.on_drop = self._go_back
         parts.replica.beneath = lambda: self._held.tree() if self._touched else None
 
@@ -177,11 +175,6 @@ class LocalStepper(AddsUp):
         """Whether the last `optimizer.step()` moved this worker's weights."""
         state = self._state
         return state is not None and state.phase is StepPhase.COMMITTED and not state.borrowed
-
-    @property
-    def plan_steps(self) -> range | None:
-        """See `LoopSteps`."""
-        return self._plan_steps
 
     def common_weights(self) -> AbstractContextManager[None]:
         """See `LoopSteps`."""
@@ -335,7 +328,7 @@ class LocalStepper(AddsUp):
         state = self._state = StepState.begin(round_.state.assigned, round_.state.doubts, None)
         state.samples = left
         self._stepped.clear()
-        self._plan_steps = self._plan_steps_of(round_)
+        self.plan_steps = self._plan_steps_of(round_)
         self._before = None  # Of a step that was never made, in a round that is void.
         if round_.made < round_.due and self._change is not None:
             # Something is ahead already, so the change of this step must be told from it.

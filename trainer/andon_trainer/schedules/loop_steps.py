@@ -115,6 +115,8 @@ class LoopSteps(ABC):
         self._commits = 0
         """Counts whatever a script sets a learning rate by: commits, and steps of its own."""
         self._moves = 0
+        self.plan_steps: range | None = None
+        """Which steps of one process the present one stands for; None: it is one of them."""
         self.epoch: int | None = None
         """The epoch of the batches that the script iterated last, or that `line.epochs` began."""
         self.stop_wanted = ""
@@ -168,11 +170,6 @@ class LoopSteps(ABC):
     def moves(self) -> int:
         """Counts the steps that moved this worker's weights; schedulers follow it."""
         return self._moves
-
-    @property
-    def plan_steps(self) -> range | None:
-        """Which steps of one process the last one stands for; None: it is one of them."""
-        return None
 
     @property
     def left_over(self) -> int:
