@@ -16,9 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from andon.host.memory import MEMINFO, available_bytes
+from andon.host.memory import available_bytes
 from andon.protocol.layout import Layout
 from andon.protocol.messages import AveragedBlock, OpenRound, Response
 from andon.protocol.records import Key
@@ -50,10 +49,9 @@ _LEFT_OUT = (
 )
 
 
-def room_for(layout: Layout, meminfo: Path = MEMINFO) -> int:
-    """How many bytes of averages may wait on this machine."""
+def room_for(layout: Layout, available: int | None) -> int:
+    """How many bytes of averages may wait where so much memory is available; None: unknown."""
     wanted = max(_LEAST_ROOM_BYTES, _MODELS * 4 * layout.elements)
-    available = available_bytes(meminfo)
     return wanted if available is None else min(wanted, available // _PART_OF_MEMORY)
 
 
@@ -75,7 +73,7 @@ class HeardAverages(Collector):
         self._stream = stream
         self._is_whole = True
         """Whether nothing is missing of what was heard."""
-        room_bytes = room_for(layout) if room_bytes is None else room_bytes
+        room_bytes = room_for(layout, available_bytes()) if room_bytes is None else room_bytes
         self._room_bytes = room_bytes
         self._kept: dict[tuple[Key, int], list[AveragedBlock]] = {}
         """By round, and the number of the exchange in it."""
