@@ -32,6 +32,7 @@ from andon.protocol import tokens
 from andon.protocol.records import Key
 from andon_reducer.app import build_reducer
 from andon_reducer.config import ReducerConfig
+from andon_trainer.exchange.control.packed_state import PackedState
 from andon_trainer.exchange.control.transfer import PartialState, Ticket, receive_state, send_state
 
 _RUN, _SECRET = "7f3a", b"a secret of this benchmark alone"
@@ -63,7 +64,7 @@ def _end(role: str, address: str, folder: str, megabytes: float, turns: int) -> 
         sys.stdin.readline()
         began = time.process_time()
         if role == "sender":
-            send_state(ticket, state, _nothing, _nobody)
+            send_state(ticket, PackedState([state]), _nothing, _nobody)
         else:
             assert receive_state(ticket, PartialState(), _nothing, _nobody) == state
         print(time.process_time() - began, flush=True)

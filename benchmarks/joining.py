@@ -15,10 +15,11 @@ rosters in a row; after a SIGSTOP, the time from the signal to the others' next 
 worker is away each of the others has more samples, as it would without any newcomer: a step on the
 way back is compared with the median step of as many workers.
 
-A newcomer needs processor time, which the others lack where cores are few, whatever the protocol
-does. So a control follows each return: a process that has nothing to do with the line takes as much
-processor time as the newcomer did, and the longest wait meanwhile is `pause_of_control_s`. What a
-return costs beyond that is the protocol's.
+A newcomer needs processor time and memory, which the others lack where cores are few, and where the
+system has to get memory from somewhere, whatever the protocol does. So a control follows each
+return: a process that has nothing to do with the line takes as much of both as the newcomer did,
+with the state's file, and the longest wait meanwhile is `pause_of_control_s`. What a return costs
+beyond that is the protocol's.
 
 A round may open up to 0.04 s later for a newcomer that is nearly there: `line_waited_s` is the sum.
 Of the time until a newcomer is back, `state_after_s` is the part until its script begins the first
@@ -76,7 +77,11 @@ _WAYS = {
     "transfer": {"JOINING_TRANSFER": "1"},
 }
 """What a worker of each is told."""
-_BURN = "import sys, time\nwhile time.process_time() < float(sys.argv[1]): pass"
+_BURN = """
+import sys, time
+taken = b"x" * int(sys.argv[2])
+while time.process_time() < float(sys.argv[1]): pass
+"""
 
 
 @contextmanager
@@ -111,6 +116,12 @@ def _processor_s(process: int) -> float:
     return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def _most_memory(process: int) -> int:
+    """The most bytes that a process had in memory so far."""
+    words = Path(f"/proc/{process}/status").read_text().split()
+    return int(words[words.index("VmHWM:") + 1]) * 1024
+
+
 def _is_whole(run: Run, options: argparse.Namespace, since: float = 0.0) -> bool:
     return is_whole(run.commits(), since, _STEPS, options.workers)
 
@@ -135,9 +146,11 @@ def kill(run: Run, chance: random.Random, options: argparse.Namespace) -> dict[s
     _until(lambda: bool(events_in(run.journal, RunEventKind.JOINED, struck_at)), options)
     joined_at = events_in(run.journal, RunEventKind.JOINED, struck_at)[0].at_unix_s
     (newcomer,) = set(run.workers()) - before
-    taken_s = _processor_s(newcomer)
+    taken_s, memory = _processor_s(newcomer), _most_memory(newcomer)
     _until(lambda: _is_whole(run, options, joined_at), options)
     taken_s = _processor_s(newcomer) - taken_s
+    # Its state lies in a file, too, while it comes.
+    memory = _most_memory(newcomer) - memory + int(options.mb * 1e6)
     commits = run.commits()
     waits = [(at, at - earlier, size) for (earlier, _), (at, size) in pairwise(commits)]
     usual = _usual_step(commits, options.workers, struck_at)
@@ -150,11 +163,12 @@ def kill(run: Run, chance: random.Random, options: argparse.Namespace) -> dict[s
     )
     print(
         f"  back after {first_back - joined_at:.1f} s, a pause of {pause_s:.3f} s over steps of "
-        f"{usual:.2f} s; now the control takes {taken_s:.1f} s of a processor",
+        f"{usual:.2f} s; now the control takes {taken_s:.1f} s of a processor, and "
+        f"{memory / 1e6:.0f} MB of memory",
         flush=True,
     )
     burning_at = time.time()
-    subprocess.run([sys.executable, "-c", _BURN, str(taken_s)], check=True)
+    subprocess.run([sys.executable, "-c", _BURN, str(taken_s), str(memory)], check=True)
     burnt_at = time.time()
     _until(lambda: run.commits()[-1][0] > burnt_at, options)
     slow = [at - earlier for (earlier, _), (at, _) in pairwise(run.commits()) if at > burning_at]
@@ -165,6 +179,7 @@ def kill(run: Run, chance: random.Random, options: argparse.Namespace) -> dict[s
         "pause_of_control_s": max(slow) - usual,
         "line_waited_s": _line_waited_s(run, joined_at),
         "newcomer_processor_s": taken_s,
+        "newcomer_memory_mb": memory / 1e6,
         "state_after_s": _begun_at(run, newcomer) - joined_at,
         "back_after_s": first_back - joined_at,
     }

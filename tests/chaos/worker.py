@@ -34,6 +34,7 @@ from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed
 from andon_trainer.core.reports import NO_DIGEST, Digest, LeaveReport, StepReport
 from andon_trainer.errors import AndonError, RunOver
+from andon_trainer.exchange.control.packed_state import PackedState
 from andon_trainer.exchange.control.transfer import PackedCut
 from andon_trainer.place.candidate import Candidate
 from andon_trainer.place.membership import Membership
@@ -75,15 +76,18 @@ class Replica:
         self._barrier = barrier
 
     def cut_state(self) -> PackedCut:
-        return PackedCut(self.pack(), self.base_elements())
+        return PackedCut(self.packed())
+
+    def room_ahead(self) -> None:
+        return None
 
     def base_elements(self) -> bytes:
         # Whoever receives asks for it first: to leave out what it has of its own, which is nothing.
         self._barrier.pass_by(RECEIVING, 0)
         return b""
 
-    def pack(self) -> bytes:
-        return self.state.pack()
+    def packed(self) -> PackedState:
+        return PackedState([self.state.pack()])
 
     def install(self, data: bytes | bytearray) -> None:
         numbers, size = np.frombuffer(data, dtype=np.float32).copy(), self.state.weights.size

@@ -23,12 +23,13 @@ from andon.wire import conversion
 from andon_trainer.errors import StateCorrupt
 from andon_trainer.exchange.channels import open_channel
 from andon_trainer.exchange.control import giving, transfer
+from andon_trainer.exchange.control.packed_state import PackedState
 from andon_trainer.exchange.control.transfer import Progress, Ticket, Watch
 from integration.harness import SCRIPTS
 
 __all__ = ["LIES"]
 
-Honest = Callable[[Ticket, bytes, Progress, Watch, bytes], None]
+Honest = Callable[[Ticket, PackedState, Progress, Watch], None]
 
 
 def _say(ticket: Ticket, watch: Watch, state: bytes, size: int, digest: bytes) -> None:
@@ -87,14 +88,12 @@ LIES: dict[str, Callable[[Ticket, Watch, bytes], None]] = {
 
 
 def _lying(honest: Honest, file: Path) -> Honest:
-    def send(
-        ticket: Ticket, state: bytes, progress: Progress, watch: Watch, base: bytes = b""
-    ) -> None:
+    def send(ticket: Ticket, state: PackedState, progress: Progress, watch: Watch) -> None:
         lies = file.read_text().splitlines() if file.exists() else []
         if not lies:
-            return honest(ticket, state, progress, watch, base)
+            return honest(ticket, state, progress, watch)
         file.write_text("\n".join(lies[1:]))
-        return LIES[lies[0]](ticket, watch, state)
+        return LIES[lies[0]](ticket, watch, bytes(state))
 
     return send
 

@@ -8,13 +8,15 @@ from pathlib import Path
 
 from andon.protocol import tokens
 from andon.protocol.records import Key
+from andon_trainer.exchange.control.packed_state import PackedState
 from andon_trainer.exchange.control.transfer import PackedCut, Ticket
 from integration.reducer_bench import RUN, SECRET
 
-__all__ = ["MIB", "PATIENCE_S", "STATE", "NoState", "nobody", "nothing", "ticket"]
+__all__ = ["GIVEN", "MIB", "PATIENCE_S", "STATE", "NoState", "nobody", "nothing", "ticket"]
 
 MIB = 2**20
 STATE = random.Random(5).randbytes(24 * MIB)
+GIVEN = PackedState([STATE])
 PATIENCE_S = 60
 
 
@@ -43,13 +45,16 @@ class NoState:
     """An empty state."""
 
     def cut_state(self) -> PackedCut:
-        return PackedCut(self.pack(), self.base_elements())
+        return PackedCut(self.packed())
+
+    def room_ahead(self) -> Callable[[], None] | None:
+        return None
 
     def base_elements(self) -> bytes:
         return b""
 
-    def pack(self) -> bytes:
-        return b""
+    def packed(self) -> PackedState:
+        return PackedState([])
 
     def install(self, data: bytes | bytearray) -> None:
         assert not data

@@ -20,6 +20,7 @@ from andon.protocol.announcements import Session, TransferOpening
 from andon.protocol.records import Key
 from andon.v1 import record_pb2, reducer_pb2
 from andon_reducer.config import ReducerConfig, ReducerLimits
+from andon_trainer.exchange.control.packed_state import PackedState
 from andon_trainer.exchange.control.transfer import PartialState, Ticket, receive_state, send_state
 from hostile.http2 import PREFACE, Connection, grpc_message, window
 from integration.harness import wait_until
@@ -432,7 +433,7 @@ def test_a_worker_that_stops_waiting_for_a_transfer_gets_an_error(
 
     def move() -> None:
         if sends:
-            send_state(ticket, STATE, lambda *_: None, watched.put)
+            send_state(ticket, PackedState([STATE]), lambda *_: None, watched.put)
         else:
             receive_state(ticket, PartialState(), lambda *_: None, watched.put)
 
@@ -473,10 +474,9 @@ def test_a_base_that_the_receiver_holds_does_not_come(
         put = threads.submit(
             send_state,
             ticket_of(reducer, 0),
-            STATE,
+            PackedState([STATE], len(BASE)),
             lambda so_far, _whole: sent.append(so_far),
             lambda _stop: None,
-            BASE,
         )
         get = threads.submit(
             receive_state,

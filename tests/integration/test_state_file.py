@@ -18,7 +18,7 @@ from andon_trainer.errors import StateCorrupt
 from andon_trainer.exchange.control.transfer import PartialState, receive_state, send_state
 from integration.cut import Cable
 from integration.reducer_bench import RUN, SECRET, Reducer, connect, reason_of
-from integration.state_moves import MIB, PATIENCE_S, STATE, nobody, nothing, ticket
+from integration.state_moves import GIVEN, MIB, PATIENCE_S, STATE, nobody, nothing, ticket
 
 pytestmark = pytest.mark.integration
 
@@ -41,7 +41,7 @@ def moved(
     """Moves the state; returns how many bytes came over the receiver's connection."""
     with Cable(reducer.port) as cable:
         mine = ticket(f"127.0.0.1:{reducer.port}", 0, folder=sender)
-        sent = threads.submit(send_state, mine, STATE, nothing, nobody)
+        sent = threads.submit(send_state, mine, GIVEN, nothing, nobody)
         got = receive_state(
             ticket(cable.address, 1, folder=receiver), PartialState(), nothing, nobody
         )
@@ -86,7 +86,7 @@ def test_a_receiver_that_was_cut_off_reads_the_rest_from_another_file(
         if so_far > 4 * MIB:
             ends[0]()
 
-    sent = threads.submit(send_state, ticket(address, 0, folder=tmp_path), STATE, nothing, nobody)
+    sent = threads.submit(send_state, ticket(address, 0, folder=tmp_path), GIVEN, nothing, nobody)
     with pytest.raises(grpc.RpcError):
         receive_state(ticket(address, 1, folder=tmp_path), arrived, cut, watch)
     sent.exception(PATIENCE_S)  # Perhaps it had written all of it by then.
@@ -95,7 +95,7 @@ def test_a_receiver_that_was_cut_off_reads_the_rest_from_another_file(
     assert 4 * MIB < held < len(STATE)
 
     again = ticket(address, 0, 2, folder=tmp_path)
-    sent = threads.submit(send_state, again, STATE, lambda so_far, _: first.append(so_far), nobody)
+    sent = threads.submit(send_state, again, GIVEN, lambda so_far, _: first.append(so_far), nobody)
     got = receive_state(replace(again, worker=1, session_token=token(1)), arrived, nothing, nobody)
 
     sent.result(PATIENCE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -21,6 +22,7 @@ from andon_trainer.exchange.control.connection import Connection
 from andon_trainer.exchange.control.control import ControlStream
 from andon_trainer.exchange.control.giving import StateGiver
 from andon_trainer.exchange.control.heartbeats import ScalarOutbox
+from andon_trainer.exchange.control.packed_state import PackedState
 from andon_trainer.exchange.control.transfer import (
     PartialState,
     StateMover,
@@ -32,7 +34,7 @@ from andon_trainer.exchange.path import Inbox
 from integration.cut import Cable
 from integration.harness import wait_until
 from integration.reducer_bench import RUN, Reducer
-from integration.state_moves import MIB, PATIENCE_S, STATE, NoState, nobody, nothing, ticket
+from integration.state_moves import GIVEN, MIB, PATIENCE_S, STATE, NoState, nobody, nothing, ticket
 from unit.andon_trainer.assigned_work import work
 
 pytestmark = pytest.mark.integration
@@ -57,7 +59,7 @@ def transfer(
     sender = ticket(f"127.0.0.1:{reducer.port}", 0, number)
     receiver = ticket(cable.address, 1, number)
     return (
-        threads.submit(send_state, sender, STATE, nothing, nobody),
+        threads.submit(send_state, sender, GIVEN, nothing, nobody),
         threads.submit(receive_state, receiver, arrived, nothing, nobody),
     )
 
@@ -93,7 +95,7 @@ def test_a_state_that_nobody_waits_for_goes_on_over_a_connection_that_breaks(
         sent_bytes[0] = so_far
 
     sender = ticket(f"127.0.0.1:{reducer.port}", 0, 1)
-    send = partial(send_state, sender, STATE, note, nobody)
+    send = partial(send_state, sender, GIVEN, note, nobody)
     with Cable(reducer.port, carries_bytes=15 * MIB) as first, Cable(reducer.port) as second:
         addresses = iter((first.address, second.address))
         sent = threads.submit(persistently, send, lambda: sent_bytes[0])
@@ -155,7 +157,7 @@ def test_progress_is_told_up_to_the_whole_at_both_ends(
     address = f"127.0.0.1:{reducer.port}"
 
     sent = threads.submit(
-        send_state, ticket(address, 0, 1), STATE, lambda *it: told["sent"].append(it), nobody
+        send_state, ticket(address, 0, 1), GIVEN, lambda *it: told["sent"].append(it), nobody
     )
     receiver = ticket(address, 1, 1)
     receive_state(receiver, PartialState(), lambda *it: told["received"].append(it), nobody)
@@ -201,8 +203,8 @@ class Changing(NoState):
     def __init__(self) -> None:
         self.data = STATE
 
-    def pack(self) -> bytes:
-        return self.data
+    def packed(self) -> PackedState:
+        return PackedState([self.data])
 
 
 class Donor:
@@ -244,12 +246,29 @@ def test_a_state_that_is_given_beside_training_is_that_of_its_head(reducer: Redu
     donor.giver.close(PATIENCE_S)
 
 
+def test_memory_for_a_copy_is_got_once_and_beside_training(reducer: Reducer) -> None:
+    asked: list[int] = []
+    got: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    class Large(NoState):
+        def room_ahead(self) -> Callable[[], None]:
+            asked.append(threading.get_ident())
+            return lambda: got.put(threading.get_ident())
+
+    giver = Donor(reducer, Large()).giver
+    giver.get_ready()
+    giver.get_ready()
+
+    assert got.get(timeout=PATIENCE_S) != threading.get_ident()
+    assert asked == [threading.get_ident()], "only this thread may look at the state"
+
+
 @pytest.mark.parametrize("how", ["refused", "cut short", "can't be packed"])
 def test_a_state_that_can_not_be_given_is_reported_and_nothing_else_happens(
     reducer: Reducer, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     class Unfit(NoState):
-        def pack(self) -> bytes:
+        def packed(self) -> PackedState:
             raise TypeError("a lambda")
 
     state = Unfit() if how == "can't be packed" else Changing()

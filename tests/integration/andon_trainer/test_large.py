@@ -24,6 +24,7 @@ from andon.wire import checksums
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.calls import Floats
 from andon_trainer.core.events import Assigned, AveragesComplete
+from andon_trainer.exchange.control.packed_state import PackedState
 from andon_trainer.exchange.control.transfer import PartialState, Ticket, receive_state, send_state
 from andon_trainer.exchange.path import Inbox
 from andon_trainer.exchange.star.bulk_stream import ReducerAccess
@@ -168,7 +169,9 @@ def test_a_state_above_2_gib_arrives_whole(reducer: Reducer) -> None:
         for worker in range(2)
     ]
     sender = threading.Thread(
-        target=send_state, args=(tickets[0], state, lambda *_: None, lambda _: None), daemon=True
+        target=send_state,
+        args=(tickets[0], PackedState([state]), lambda *_: None, lambda _: None),
+        daemon=True,
     )
     sender.start()
 

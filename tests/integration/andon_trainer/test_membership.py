@@ -32,6 +32,7 @@ from andon_trainer.core.events import Assigned, Event
 from andon_trainer.core.reports import NO_DIGEST, LeaveReport, StepReport, Timings
 from andon_trainer.errors import LineHalted, WorkerDropped
 from andon_trainer.exchange.control.control import ControlStream
+from andon_trainer.exchange.control.giving import StateGiver
 from andon_trainer.exchange.control.translation import event_from
 from andon_trainer.place.candidate import Candidate
 from andon_trainer.place.membership import Membership
@@ -132,6 +133,20 @@ def test_a_donor_goes_on_though_a_newcomer_only_claims_to_have_its_state(pair: P
     rounds = asyncio.run(claim())
 
     assert len({each.result(20).key for each in rounds}) == 1
+
+
+def test_the_worker_that_newcomers_get_their_state_from_gets_ready_for_that(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready: list[int] = []
+    monkeypatch.setattr(
+        StateGiver, "get_ready", lambda giver: ready.append(giver._link.joined.worker)
+    )
+
+    rounds = [pair.threads.submit(member.next_round) for member in pair.members]
+
+    assert {each.result(20).step for each in rounds} == {4}
+    assert ready == [0]
 
 
 def test_a_worker_that_computes_hears_of_a_halt_between_two_local_steps(pair: Pair) -> None:

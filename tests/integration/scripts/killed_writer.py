@@ -18,7 +18,6 @@ from andon.host.manifest import CheckpointFacts, checkpoint_folder
 from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import RunPlan
 from andon_trainer.state.replica import Replica
-from andon_trainer.state.snapshot import CopyRoom
 
 
 def facts(step: int) -> CheckpointFacts:
@@ -31,7 +30,7 @@ def main() -> None:
     model = nn.Linear(2000, 2000)
     replica = Replica([model], [torch.optim.SGD(model.parameters())])
     replica.save(checkpoint_folder(run_dir, 1), facts(1))
-    cut = replica.cut(checkpoint_folder(run_dir, 2), facts(2), {}, CopyRoom())
+    cut = replica.cut(checkpoint_folder(run_dir, 2), facts(2), {})
 
     threading.Thread(target=cut.write, daemon=True).start()
     while not list(run_dir.glob("checkpoints/.*/model.safetensors")):

@@ -212,7 +212,7 @@ def test_a_state_ends_with_the_base_and_is_installed_as_ever(frozen: bool) -> No
         twin.requires_grad_(True)
     giver, newcomer = replica_of(model), replica_of(twin)
 
-    data, base = giver.pack(), giver.base_elements()
+    data, base = bytes(giver.packed()), giver.base_elements()
     newcomer.install(data)
 
     assert len(base) == (2 * (5 * 7 + 7) if frozen else 0)

@@ -9,7 +9,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from andon_trainer.model.layout import plan_model
 from andon_trainer.script.gates import Audit, StepIdentity, gate_optimizer, gate_scheduler
+from andon_trainer.state import replica as module
+from andon_trainer.state import snapshot
 from andon_trainer.state.replica import Replica
+from andon_trainer.state.snapshot import CopyRooms
 
 
 class Open:
@@ -63,7 +66,7 @@ def next_digest(replica: Replica) -> bytes:
 def test_a_newcomer_that_installs_a_state_makes_the_same_next_step() -> None:
     (old, scheduler), (newcomer, its_scheduler) = trained(1, steps=4), trained(2, steps=0)
 
-    newcomer.install(old.pack())
+    newcomer.install(bytes(old.packed()))
 
     assert newcomer.digest() == old.digest()
     assert its_scheduler.state_dict() == scheduler.state_dict()
@@ -76,7 +79,7 @@ def test_a_state_may_come_before_the_script_registers_what_it_is_of() -> None:
     old.register("average", nn.Linear(1, 1))
     average = nn.Linear(1, 1)
 
-    newcomer.install(old.pack())
+    newcomer.install(bytes(old.packed()))
     newcomer.register("average", average)
 
     theirs = old.registered["average"].state_dict()
@@ -89,7 +92,7 @@ def test_a_state_with_another_number_of_optimizers_changes_nothing() -> None:
     before = newcomer.digest()
 
     with pytest.raises(ValueError, match="2 optimizers, this script 1"):
-        newcomer.install(old.pack())
+        newcomer.install(bytes(old.packed()))
 
     assert newcomer.digest() == before
 
@@ -143,19 +146,19 @@ def step(replica: Replica) -> None:
 
 def test_a_cut_state_is_that_of_the_moment_however_training_goes_on() -> None:
     replica = large()
-    expected = replica.pack(), replica.base_elements()
+    expected = bytes(replica.packed())
 
     cut = replica.cut_state()
     # Forward writes the running statistics; the optimizer's step would wait for the copies.
     replica.modules[0](torch.randn(4, 512))
     whole = cut.complete()
     step(replica)
-    state = cut.packed()
+    state = bytes(cut.packed())
     cut.close()
 
     assert whole
     assert state == expected
-    assert replica.pack() != expected[0]
+    assert bytes(replica.packed()) != expected
 
 
 def test_a_cut_state_is_torn_if_the_script_writes_weights_before_they_are_copied() -> None:
@@ -168,3 +171,66 @@ def test_a_cut_state_is_torn_if_the_script_writes_weights_before_they_are_copied
     cut.close()
 
     assert not whole
+
+
+@pytest.mark.parametrize("got", [True, False])
+def test_a_state_is_copied_into_memory_that_was_got_ahead(
+    monkeypatch: pytest.MonkeyPatch, *, got: bool
+) -> None:
+    monkeypatch.setattr(module, "_WORTH_GETTING_BYTES", 2**20)
+    replica = large()
+    expected = bytes(replica.packed())
+    get = replica.room_ahead()
+    assert get is not None
+    if got:
+        get()
+        room = replica.rooms.lend()
+        memory = room.get(1).data_ptr()
+        replica.rooms.give_back(room)
+
+    cut = replica.cut_state()
+    assert cut.complete()
+
+    assert bytes(cut.packed()) == expected
+    if got:
+        place = cut.snapshot.tree["model"]["0.weight"].data_ptr()
+        assert memory <= place < memory + cut.snapshot.large_bytes
+    else:
+        get()  # It comes too late, and touches nothing that is read.
+        assert bytes(cut.packed()) == expected
+    cut.close()
+
+
+@pytest.mark.parametrize(("part", "keeps"), [(8, True), (7, False)])
+def test_memory_for_copies_is_got_ahead_and_kept_only_where_there_is_plenty(
+    monkeypatch: pytest.MonkeyPatch, part: int, *, keeps: bool
+) -> None:
+    monkeypatch.setattr(module, "_WORTH_GETTING_BYTES", 2**20)
+    replica = large()
+    cut = replica.cut_state()
+    room = cut.snapshot._room
+    monkeypatch.setattr(snapshot, "available_bytes", lambda: part * cut.snapshot.large_bytes)
+
+    ahead = replica.room_ahead()
+    cut.close()
+
+    assert (ahead is not None) == keeps
+    assert (replica.rooms.lend() is room) == keeps
+
+
+def test_no_memory_is_got_for_a_small_state() -> None:
+    assert large().room_ahead() is None
+
+
+def test_a_second_copy_at_a_time_has_a_room_of_its_own() -> None:
+    rooms = CopyRooms()
+    first, second = rooms.lend(), rooms.lend()
+    assert first is not second
+
+    rooms.give_back(second)
+    rooms.give_back(first)
+    assert rooms.lend() is second
+
+    rooms.give_back(second)
+    rooms.let_go()
+    assert rooms.lend() not in (first, second)

@@ -99,7 +99,7 @@ def test_what_a_worker_packs_reads_as_the_golden_state_does() -> None:
     mine, _, _ = replica()
     mine.install((FOLDER / GOLDEN["file"]).read_bytes())
 
-    packed = mine.pack()
+    packed = bytes(mine.packed())
 
     read = Read.of(packed)
     assert read.header.keys() == {each["name"] for each in GOLDEN["tensors"]}
@@ -146,7 +146,7 @@ def test_bytes_that_are_no_state_are_a_failed_transfer_and_no_crash(data: bytes)
 
 def test_weights_that_are_overwritten_in_place_are_installed() -> None:
     mine, _, _ = replica()
-    data = bytearray(mine.pack())
+    data = bytearray(bytes(mine.packed()))
     read = Read.of(data)
 
     data[read.place("model.w")] = bytes.fromhex("0000803f") * 6
@@ -161,6 +161,17 @@ def test_the_text_has_the_skeleton_of_a_state_without_optimizers() -> None:
     model = nn.Module()
     model.w = nn.Parameter(torch.zeros(1))
 
-    packed = Replica([model], [], {}).pack()
+    packed = bytes(Replica([model], [], {}).packed())
 
     assert Read.of(packed).skeleton == json.loads(skeleton)
+
+
+def test_a_state_that_is_installed_takes_no_memory_any_more() -> None:
+    mine, _, _ = replica()
+    theirs, _, _ = replica()
+    data = bytearray(bytes(mine.packed()))
+
+    theirs.install(data)
+
+    assert not data
+    assert theirs.digest() == mine.digest()

@@ -20,7 +20,7 @@ from andon.protocol.run_settings import RunPlan
 from andon.protocol.schedules import OuterOptimizer
 from andon_trainer.state.checkpoint_files import Draft
 from andon_trainer.state.replica import CheckpointCut, Replica
-from andon_trainer.state.snapshot import LARGE_BYTES, CopyRoom, Snapshot, large_bytes_of
+from andon_trainer.state.snapshot import LARGE_BYTES, CopyRooms, Snapshot, large_bytes_of
 from unit.andon_trainer.local_bench import LocalBench
 
 WIDTH = 600
@@ -59,9 +59,9 @@ class Trained:
             plan=RunPlan(global_batch=8, seed=1),
         )
 
-    def cut(self, folder: Path, room: CopyRoom | None = None) -> CheckpointCut:
+    def cut(self, folder: Path) -> CheckpointCut:
         facts = self.facts(digest=False)
-        return self.replica.cut(folder, facts, {"now": 1}, room or CopyRoom())
+        return self.replica.cut(folder, facts, {"now": 1})
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -72,11 +72,12 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def test_a_checkpoint_that_is_cut_has_the_bytes_of_one_that_was_written_at_rest(
     tmp_path: Path, *, fused: bool
 ) -> None:
-    trained, room = Trained(fused=fused), CopyRoom()
+    trained = Trained(fused=fused)
+    rooms = trained.replica.rooms
     trained.replica.save(tmp_path / "rest", trained.facts(), {"now": 1})
     steps = threading.Thread(target=trained.optimizer.step)
 
-    cut = trained.cut(tmp_path / "beside", room)
+    cut = trained.cut(tmp_path / "beside")
     trained.backward()  # Moves buffers, too.
     steps.start()
     steps.join(0.05)
@@ -89,11 +90,13 @@ def test_a_checkpoint_that_is_cut_has_the_bytes_of_one_that_was_written_at_rest(
     assert whole
     assert files_of(tmp_path / "beside") == files_of(tmp_path / "rest")
     assert [each.name for each in tmp_path.glob(".*")] == []
+    room = rooms.lend()
     before = room.get(1).data_ptr()
-    again = trained.cut(tmp_path / "again", room)
+    rooms.give_back(room)
+    again = trained.cut(tmp_path / "again")
     assert again.write()
     again.snapshot.close()
-    assert room.get(1).data_ptr() == before, "its memory is used again"
+    assert rooms.lend().get(1).data_ptr() == before, "its memory is used again"
     assert files_of(tmp_path / "again") != files_of(tmp_path / "rest")
 
 
@@ -161,7 +164,7 @@ def test_local_steps_wait_for_what_was_cut_between_two_windows(*, overlap: bool)
         }
         # All is late: what is small, too.
         late = bench.replica.written_by_steps()
-        snapshot = Snapshot(tree, late, room=CopyRoom(), large_bytes=0)
+        snapshot = Snapshot(tree, late, rooms=CopyRooms(), large_bytes=0)
         thread = threading.Thread(target=snapshot.complete)
         cuts.append((snapshot, copy.deepcopy(tree), thread))
         thread.start()
@@ -203,7 +206,7 @@ def test_what_a_tree_holds_twice_is_copied_once_and_odd_tensors_as_they_are_pack
     tree = {"one": shared, "two": [shared], "odd": odd, "plain": (1, "a", None)}
     plain = copy.deepcopy(tree)
 
-    snapshot = Snapshot(tree, {id(each) for each in odd.values()}, room=CopyRoom(), large_bytes=8)
+    snapshot = Snapshot(tree, {id(each) for each in odd.values()}, rooms=CopyRooms(), large_bytes=8)
     assert snapshot.complete()
     snapshot.close()
     shared.zero_()

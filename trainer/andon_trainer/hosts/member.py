@@ -87,7 +87,7 @@ class LeaderMember:
         """Tells the others that the host has joined, what the line is, and gives them its state."""
         self._passed_on = self.position.installed_from
         self._group.tell(_Told(line, self.position, has_state=True))
-        self._group.tell(self._state.pack())
+        self._group.tell(bytes(self._state.packed()))
 
     def next_round(self) -> Assigned:
         """Asks the line for the host's work."""
@@ -148,7 +148,7 @@ class LeaderMember:
         self._passed_on = transfer
         self._group.tell(_Told(result, self.position, has_state))
         if has_state:
-            self._group.tell(self._state.pack())
+            self._group.tell(bytes(self._state.packed()))
         return result
 
 

@@ -369,6 +369,7 @@ class Worker:
         if self.membership is not None and not left:
             self.membership.leave(self._departure(self.membership.position))
             self._note_done(self.membership.run_id)
+            self.replica.rooms.let_go()
         elif isinstance(self.member, FollowerMember) and not left:
             self._note_done(self.config.run_id)
         if self.host is not None:

@@ -56,6 +56,10 @@ class StateMoves:
         """Sends state beside training; returns at once."""
         self._giver.give(asked)
 
+    def get_ready(self) -> None:
+        """This worker is the one that gives state beside training, if anybody needs it."""
+        self._giver.get_ready()
+
     def tidy(self) -> None:
         """A step begins: lets go of what was given."""
         self._giver.tidy()

@@ -24,7 +24,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -53,7 +52,6 @@ from andon_trainer.state import rng
 from andon_trainer.state.checkpoint_files import remove_checkpoint
 from andon_trainer.state.file_work import FileWork, give_way
 from andon_trainer.state.replica import CheckpointCut, Replica
-from andon_trainer.state.snapshot import CopyRoom
 
 __all__ = ["WorkerCheckpoints"]
 
@@ -116,7 +114,6 @@ class WorkerCheckpoints:
         self._writing: _Writing | None = None
         self._arithmetic: Arithmetic = ()
         """What decides the bits of this worker's results, if the same ones are wanted."""
-        self._room = CopyRoom()
         self._has_room = False
         """Whether memory was got for copies, ahead of the first one."""
         self._failed = False
@@ -364,7 +361,7 @@ class WorkerCheckpoints:
             # Of a step that is to be kept as the best no later one could take the place.
             at_once = self._torn or self._wanted == step
             facts = self._facts(member, plan, "")
-            cut = replica.cut(folder, facts, generators, self._room, at_once=at_once)
+            cut = replica.cut(folder, facts, generators, at_once=at_once)
         except (OSError, TypeError, ValueError) as error:
             if self._halt(member, error, folder):
                 self._write(replica, member, plan)
@@ -426,13 +423,9 @@ class WorkerCheckpoints:
         elif here.assigned.writes_checkpoint and here.step % max(every, 1) * 2 > every:
             # In the second half of the way to it: until then the memory is of no use.
             if not self._has_room and (size := replica.large_bytes()):
-                self._work.begin(partial(self._get_room, size))
+                pinned = self._device.type == "cuda"
+                self._work.begin(partial(_get_room, replica.rooms.getting(size, pinned=pinned)))
             self._has_room = True
-
-    def _get_room(self, size: int) -> None:
-        give_way()
-        with suppress(OSError):  # Whoever needs it then says so.
-            self._room.touch(size, pinned=self._device.type == "cuda")
 
     def settle(self, replica: Replica, member: WorkerMember, plan: RunPlan) -> None:
         """Waits for what is being written, before a worker says that its work is done.
@@ -487,7 +480,6 @@ class WorkerCheckpoints:
             log.warning("interrupted: the checkpoint that was being written is given up")
             return
         failure, writing, self._writing = self._work.take_failure(), self._writing, None
-        self._room = CopyRoom()
         if writing is None:
             return
         writing.cut.snapshot.close()
@@ -630,3 +622,8 @@ def _is_at_commit(here: Position) -> bool:
 
 def _not_written(folder: Path, error: Exception) -> str:
     return f"the checkpoint {folder} could not be written: {error}"
+
+
+def _get_room(get: Callable[[], None]) -> None:
+    give_way()
+    get()

@@ -18,6 +18,7 @@ from andon.protocol.capabilities import COORDINATOR_CAPABILITIES, HASHED_BASE
 from andon.protocol.records import Key
 from andon_trainer.core.reports import Digest
 from andon_trainer.errors import CheckpointRefused, StateCorrupt
+from andon_trainer.exchange.control.packed_state import PackedState
 from andon_trainer.model.layout import ModelPlan
 from andon_trainer.state.apart import first_weight_apart
 from andon_trainer.state.base import Base
@@ -28,7 +29,7 @@ from andon_trainer.state.checkpoint_files import (
     load_checkpoint,
     save_checkpoint,
 )
-from andon_trainer.state.snapshot import CopyRoom, Snapshot, large_bytes_of
+from andon_trainer.state.snapshot import CopyRooms, Snapshot, is_ample, large_bytes_of
 from andon_trainer.state.trees import (
     elements_of,
     join_tree,
@@ -54,6 +55,8 @@ _LENGTH_BYTES = 8
 _OUTER = "andon.outer"
 _PARTS = ("model", "optimizers", "registered")
 _FROZEN = "frozen"
+_WORTH_GETTING_BYTES = 2**26
+"""To get less memory takes a moment, also if an optimizer waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +105,41 @@ class ReplicaCut:
     snapshot: Snapshot
     frozen: tuple[str, ...]
     """The names of the tensors of the base."""
+    rooms: CopyRooms
 
     def complete(self) -> bool:
         """Copies what is left; False: it is torn."""
         return self.snapshot.complete()
 
-    def packed(self) -> tuple[bytes, bytes]:
-        """What `Replica.pack` and `base_elements` would have returned at the cut."""
+    def packed(self) -> PackedState:
+        """What `Replica.packed` would have returned at the cut."""
         return _packed(self.snapshot.tree, self.frozen)
 
     def close(self) -> None:
         """Optimizers wait no more; only for the thread that cut it."""
         self.snapshot.close()
+        if not is_ample(self.snapshot.large_bytes):
+            self.rooms.let_go()  # Perhaps nobody needs a state again.
 
 
-def _packed(tree: Any, frozen_names: Collection[str]) -> tuple[bytes, bytes]:
-    """A state: the JSON's length, JSON, and safetensors, with the base last; and the base."""
+def _packed(tree: Any, frozen_names: Collection[str]) -> PackedState:
+    """A state: the JSON's length, JSON, and safetensors, with the base last."""
     skeleton, tensors = split_tree(tree)
     text = json.dumps(skeleton).encode()
     frozen = {name: tensors.pop(name) for name in frozen_names}
     length = len(text).to_bytes(_LENGTH_BYTES, "little")
-    state = b"".join((length, text, *packed_parts(tensors, last=frozen)))
-    return state, elements_of(frozen)
+    base_bytes = sum(tensor.nbytes for tensor in frozen.values())
+    return PackedState((length, text, *packed_parts(tensors, last=frozen)), base_bytes)
+
+
+def _rest(data: bytes | bytearray, start: int) -> bytes:
+    """What is behind `start`; of a bytearray nothing is left."""
+    if isinstance(data, bytes):
+        return data[start:]
+    del data[:start]  # Moves nothing.
+    rest = bytes(data)
+    data.clear()
+    return rest
 
 
 @dataclass(slots=True)
@@ -141,6 +157,8 @@ class Replica:
     """Ids of the parameters that get a prefix in `weights`."""
     base: Base = field(default_factory=Base)
     """The parameters that are not trained; empty until the layout is known."""
+    rooms: CopyRooms = field(default_factory=CopyRooms)
+    """Memory for copies of the state."""
     beneath: Callable[[], dict[str, Any] | None] = lambda: None
     """The line's state, as `tree` has it, while the models hold what is computed beyond it."""
 
@@ -208,25 +226,40 @@ class Replica:
         self.register(_OUTER, optimizer)
         self.outer = optimizer
 
-    def pack(self) -> bytes:
+    def packed(self) -> PackedState:
         """The whole state for a new worker: the JSON's length, JSON, and safetensors; no pickle.
 
-        The elements of the base come last.
+        The elements of the base come last. It has views of the state's tensors: use it before
+        anything is written to them.
         """
-        beneath = self.beneath()
-        return _packed(self.tree() if beneath is None else beneath, self._frozen())[0]
+        return _packed(self._of_the_line()[0], self._frozen())
 
     def cut_state(self) -> ReplicaCut:
-        """Cuts what `pack` would return now."""
-        room = CopyRoom()  # Of its own: it is sent for a while, and others may be cut meanwhile.
-        beneath = self.beneath()
+        """Cuts what `packed` would return now."""
+        tree, is_own = self._of_the_line()
         # What lies beneath is moved by no optimizer's step, which would wait for the copies.
-        late = self.written_by_steps() if beneath is None else ()
-        snapshot = Snapshot(self.tree() if beneath is None else beneath, late, room=room)
-        return ReplicaCut(snapshot, tuple(self._frozen()))
+        snapshot = Snapshot(tree, self.written_by_steps() if is_own else (), rooms=self.rooms)
+        return ReplicaCut(snapshot, tuple(self._frozen()), self.rooms)
+
+    def room_ahead(self) -> Callable[[], None] | None:
+        """What gets memory for the next state that is cut, on any thread.
+
+        None: it would take too much of this machine, or is got in a moment.
+        """
+        tree, is_own = self._of_the_line()
+        size = large_bytes_of(tree)
+        if size < _WORTH_GETTING_BYTES or not is_ample(size):
+            return None
+        on_gpu = any(tensor.is_cuda for _, tensor in named_state(self.modules))
+        return self.rooms.getting(size, pinned=on_gpu and is_own)
+
+    def _of_the_line(self) -> tuple[dict[str, Any], bool]:
+        """The line's state, and whether that is this worker's own, with nothing beyond it."""
+        beneath = self.beneath()
+        return (self.tree(), True) if beneath is None else (beneath, False)
 
     def base_elements(self) -> bytes:
-        """The elements of the base, with which what `pack` returns ends; empty if there is none."""
+        """The elements of the base, with which a packed state ends; empty if there is none."""
         return elements_of(self._frozen())
 
     def _frozen(self) -> dict[str, torch.Tensor]:
@@ -235,7 +268,9 @@ class Replica:
         return {f"model.{name}": tensor for name, tensor in named if tensor in self.base}
 
     def install(self, data: bytes | bytearray) -> None:
-        """Loads a state that `pack` made. States of objects not registered yet are kept for them.
+        """Loads a state that was packed. States of objects not registered yet are kept for them.
+
+        Of a bytearray nothing is left: it is as large as the state, which needs the memory.
 
         Raises:
             StateCorrupt: it can't be read; nothing was changed.
@@ -244,8 +279,8 @@ class Replica:
         start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
         # Its sender gave the digest of these bytes too, so they may be anything.
         try:
-            tensors = unpack_tensors(bytes(memoryview(data)[start:]))
-            tree = join_tree(json.loads(data[_LENGTH_BYTES:start]), tensors)
+            skeleton = json.loads(data[_LENGTH_BYTES:start])
+            tree = join_tree(skeleton, unpack_tensors(_rest(data, start)))
         except (ValueError, RecursionError) as error:
             raise StateCorrupt(f"its sender gave what can't be read: {error}") from error
         if not isinstance(tree, dict) or not tree.keys() >= set(_PARTS):
@@ -269,7 +304,6 @@ class Replica:
         folder: Path,
         facts: CheckpointFacts,
         generators: dict[str, Any],
-        room: CopyRoom,
         *,
         at_once: bool = False,
     ) -> CheckpointCut:
@@ -280,7 +314,6 @@ class Replica:
                 missing or read-only is noticed now.
             facts: without the digest, which is computed when it is written.
             generators: the states of the random generators.
-            room: memory for the copies.
             at_once: copies everything now.
 
         Raises:
@@ -295,7 +328,7 @@ class Replica:
                 "rng": generators,
                 _FROZEN: base.tensors if writes_base and base else {},
             }
-            snapshot = Snapshot(whole, () if at_once else self.written_by_steps(), room=room)
+            snapshot = Snapshot(whole, () if at_once else self.written_by_steps(), rooms=self.rooms)
         except BaseException:
             draft.discard()
             raise

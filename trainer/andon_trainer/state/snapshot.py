@@ -15,8 +15,9 @@ had at the cut, too. To sum up takes a third of the time of a copy, and no memor
 differs, the snapshot is torn, and of no use: whoever wanted it cuts another one, with everything
 copied at once.
 
-The copies lie in memory that is used again for the next snapshot. To get that much memory from the
-system takes many times as long as to copy into it.
+The copies lie in memory that is used again for the next snapshot, be it a checkpoint or a state for
+another worker: see `CopyRooms`. To get that much memory from the system takes many times as long as
+to copy into it.
 """
 
 from __future__ import annotations
@@ -32,16 +33,19 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from andon.host.memory import available_bytes
 from andon_trainer.state.base import sum_of_bytes
 from andon_trainer.state.trees import is_dense, map_tensors, plain_tensor
 
-__all__ = ["LARGE_BYTES", "CopyRoom", "Snapshot", "large_bytes_of"]
+__all__ = ["LARGE_BYTES", "CopyRoom", "CopyRooms", "Snapshot", "is_ample", "large_bytes_of"]
 
 LARGE_BYTES = 2**20
 """From this size on a tensor on the CPU is copied beside training, and into memory used before."""
 _ALIGNMENT = 64
 """Of each tensor's copy."""
 _PAGE_BYTES = 4096
+_PART_OF_MEMORY = 8
+"""What is at most one part in so many of what the machine has left is little."""
 
 
 class CopyRoom:
@@ -67,6 +71,53 @@ class CopyRoom:
     def touch(self, size: int, *, pinned: bool = False) -> None:
         """Gets memory from the system ahead of a snapshot, which takes a while."""
         self.get(size, pinned=pinned).numpy()[::_PAGE_BYTES] = 0
+
+
+class CopyRooms:
+    """A worker's memory for copies of its state: one room, which is lent to one copy after another.
+
+    Lent and let go by the training thread, given back by any.
+    """
+
+    def __init__(self) -> None:
+        """Has a room without memory."""
+        self._kept: CopyRoom | None = CopyRoom()
+
+    def lend(self) -> CopyRoom:
+        """The room; while another copy lies there, a new one, for this copy alone."""
+        room, self._kept = self._kept, None
+        return CopyRoom() if room is None else room
+
+    def give_back(self, room: CopyRoom) -> None:
+        """Nobody reads any more what lies in a room that was lent."""
+        if self._kept is None:
+            self._kept = room
+
+    def getting(self, size: int, *, pinned: bool) -> Callable[[], None]:
+        """What gets memory from the system ahead of a copy, on any thread. It has to be called.
+
+        Args:
+            size: in bytes.
+            pinned: whether a GPU is to copy into it.
+        """
+        room = self.lend()
+
+        def get() -> None:
+            with suppress(OSError, RuntimeError):  # Whoever needs it then says so.
+                room.touch(size, pinned=pinned)
+            self.give_back(room)
+
+        return get
+
+    def let_go(self) -> None:
+        """Gives the memory back to the system, unless it is lent."""
+        self._kept = None
+
+
+def is_ample(size: int) -> bool:
+    """Whether so many bytes are little beside what this machine has left."""
+    available = available_bytes()
+    return available is not None and size <= available // _PART_OF_MEMORY
 
 
 def _new_memory(size: int, *, pinned: bool) -> torch.Tensor:
@@ -104,7 +155,7 @@ class Snapshot:
         tree: Mapping[str, Any],
         late: Collection[int] = (),
         *,
-        room: CopyRoom,
+        rooms: CopyRooms,
         large_bytes: int = LARGE_BYTES,
     ) -> None:
         """Cuts it: copies what `complete` does not.
@@ -112,10 +163,11 @@ class Snapshot:
         Args:
             tree: nested dicts, lists and tuples of tensors and plain values.
             late: ids of the tensors that the steps of optimizers write.
-            room: where large copies lie; it is this snapshot's until nobody reads that any more.
+            rooms: lend one for the large copies, until the snapshot is closed.
             large_bytes: what is smaller, and not on a GPU, is copied now.
         """
-        self._room = room
+        self._rooms = rooms
+        self._room: CopyRoom | None = rooms.lend()
         self._may_be_late = frozenset(late)
         self._large_bytes = large_bytes
         self._late: dict[int, _Part] = {}
@@ -153,9 +205,12 @@ class Snapshot:
         return not self._torn
 
     def close(self) -> None:
-        """No optimizer waits for it any more; a second call does nothing."""
+        """No optimizer waits for it, and nobody reads it any more; a second call does nothing."""
         unhook, self._unhook = self._unhook, lambda: None
         unhook()
+        room, self._room = self._room, None
+        if room is not None:
+            self._rooms.give_back(room)
 
     # ------------------------------------------------------------------ the cut
 
@@ -197,6 +252,7 @@ class Snapshot:
             places.append(size)
             size += _aligned(part.source.nbytes)
         self.large_bytes = size
+        assert self._room is not None
         memory = self._room.get(size, pinned=any(part.source.is_cuda for part in parts))
         for part, at in zip(parts, places, strict=True):
             flat = memory[at : at + part.source.nbytes]
@@ -224,7 +280,7 @@ def large_bytes_of(tree: Mapping[str, Any], large_bytes: int = LARGE_BYTES) -> i
     sizes: dict[int, int] = {}
 
     def see(tensor: torch.Tensor) -> torch.Tensor:
-        if is_dense(tensor) and tensor.nbytes >= large_bytes:
+        if is_dense(tensor) and (tensor.is_cuda or tensor.nbytes >= large_bytes):
             sizes[id(tensor)] = _aligned(tensor.nbytes)
         return tensor
 

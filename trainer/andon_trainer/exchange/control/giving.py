@@ -6,6 +6,9 @@ thread of low priority, so that training has the processors first; only the next
 optimizer waits for the copies. Nothing else that happens there disturbs training: it ends with one
 report to the coordinator.
 
+The worker that would be asked first gets memory for the copies ahead, since that takes many times
+as long as to copy into it.
+
 A script that writes weights itself tears the copies. Then that state is not given; the next one is
 packed at once.
 """
@@ -28,6 +31,7 @@ from andon_trainer.core.events import TransferAsked
 from andon_trainer.errors import StateCorrupt
 from andon_trainer.exchange.control.connection import Connection
 from andon_trainer.exchange.control.control import ControlStream
+from andon_trainer.exchange.control.packed_state import PackedState
 from andon_trainer.exchange.control.transfer import (
     PackedCut,
     State,
@@ -58,6 +62,22 @@ class StateGiver:
         self._under_way: list[tuple[threading.Thread, StateCut]] = []
         self._at_once = False
         """Whether a copy was torn."""
+        self._is_ready = False
+
+    def get_ready(self) -> None:
+        """This worker is asked first, if anybody needs a state: gets memory for that."""
+        if self._is_ready:
+            return
+        self._is_ready = True
+        get = self._state.room_ahead()
+        if get is None:
+            return
+
+        def get_beside_training() -> None:
+            _lower_priority()
+            get()
+
+        threading.Thread(target=get_beside_training, name="andon-giving", daemon=True).start()
 
     def give(self, asked: TransferAsked) -> None:
         """Cuts the state now, and sends it on a thread of its own, which reports how that went."""
@@ -93,7 +113,9 @@ class StateGiver:
 
     def _cut(self) -> StateCut:
         if self._at_once:
-            return PackedCut(*packed(self._state))
+            now = packed(self._state)
+            # A copy: training goes on.
+            return PackedCut(PackedState((bytes(now),), now.base_bytes))
         try:
             return self._state.cut_state()
         except (TypeError, ValueError) as error:
@@ -108,14 +130,13 @@ class StateGiver:
                 self._at_once = True
                 raise StateCorrupt("the script wrote weights while they were copied")
             _lower_priority()
-            state, base = cut.packed()
-            sent = [0]
+            state, sent = cut.packed(), [0]
 
             # Not shown in the heartbeats: what this worker does is train.
             def note(so_far: int, _whole: int) -> None:
                 sent[0] = so_far
 
-            send = partial(send_state, ticket, state, note, watch, base)
+            send = partial(send_state, ticket, state, note, watch)
             persistently(send, lambda: sent[0])
         except (grpc.RpcError, StateCorrupt, TlsError, TypeError, ValueError) as error:
             failure = say_why(error, sends=True)

@@ -35,6 +35,7 @@ from andon_trainer.core.events import TransferAsked
 from andon_trainer.errors import StateCorrupt
 from andon_trainer.exchange.channels import open_channel
 from andon_trainer.exchange.control.connection import Connection
+from andon_trainer.exchange.control.packed_state import PackedState
 from andon_trainer.exchange.control.state_file import (
     FILE_PIECE_BYTES,
     LEAST_BYTES,
@@ -153,9 +154,7 @@ class PartialState:
         self._hash = hashlib.sha256()
 
 
-def send_state(
-    ticket: Ticket, state: bytes, progress: Progress, watch: Watch, base: bytes = b""
-) -> None:
+def send_state(ticket: Ticket, state: PackedState, progress: Progress, watch: Watch) -> None:
     """Sends the part of `state` that the other end lacks; returns once that has taken it.
 
     Args:
@@ -163,7 +162,6 @@ def send_state(
         state: all of it.
         progress: see `Progress`.
         watch: see `Watch`.
-        base: the state's last bytes, which the other end may have of its own.
 
     Raises:
         StateCorrupt: the other end claims to hold more than there is.
@@ -173,8 +171,7 @@ def send_state(
     # start, or until this thread says that there is nothing to send.
     wanted: queue.SimpleQueue[tuple[range, pb.PutStateResponse] | None] = queue.SimpleQueue()
     # Here, and not in `pieces`: this thread may be one of low priority.
-    sha256 = hashlib.sha256(state).digest()
-    base_sha256 = hashlib.sha256(base).digest() if base else b""
+    sha256, base_sha256 = state.sha256(), state.base_sha256()
 
     def pieces() -> Iterator[pb.PutStateRequest]:
         yield pb.PutStateRequest(
@@ -185,7 +182,7 @@ def send_state(
             head=conversion.key_to_proto(ticket.head),
             size_bytes=len(state),
             sha256=sha256,
-            base_bytes=len(base),
+            base_bytes=state.base_bytes,
             base_sha256=base_sha256,
         )
         asked = wanted.get()
@@ -200,7 +197,7 @@ def send_state(
         first, size, sent_at = begin, LEAST_PIECE_BYTES, time.monotonic()
         while begin < part.stop:
             end = min(begin + size, part.stop)
-            yield pb.PutStateRequest(payload=state[begin:end])
+            yield pb.PutStateRequest(payload=b"".join(state.views(begin, end)))
             progress(end, part.stop)
             begin, now = end, time.monotonic()
             size = next_piece_bytes(size, now - sent_at, end - first)
@@ -212,7 +209,7 @@ def send_state(
         try:
             for answer in call:
                 stop = len(state) - answer.base_bytes
-                if answer.offset > stop or answer.base_bytes not in (0, len(base)):
+                if answer.offset > stop or answer.base_bytes not in (0, state.base_bytes):
                     raise StateCorrupt(f"asked for bytes {answer.offset} to {stop} of {len(state)}")
                 wanted.put((range(answer.offset, stop), answer))
         finally:
@@ -221,7 +218,7 @@ def send_state(
 
 
 def _written(
-    ticket: Ticket, state: bytes, part: range, answer: pb.PutStateResponse
+    ticket: Ticket, state: PackedState, part: range, answer: pb.PutStateResponse
 ) -> Iterator[int]:
     """Writes a part of the state to the receiver's file, as far as that goes.
 
@@ -240,7 +237,7 @@ def _written(
     try:
         while begin < part.stop:
             end = min(begin + size, part.stop)
-            if not file.write(memoryview(state)[begin:end]):
+            if not all(map(file.write, state.views(begin, end))):
                 return
             yield end
             begin, size = end, FILE_PIECE_BYTES
@@ -388,8 +385,8 @@ class StateCut(Protocol):
     def complete(self) -> bool:
         """Copies what is left, for which steps may wait; False: it changed before that."""
 
-    def packed(self) -> tuple[bytes, bytes]:
-        """The state, once it is complete, and the base that it ends with."""
+    def packed(self) -> PackedState:
+        """The state, once it is complete. It is good until the cut is closed."""
 
     def close(self) -> None:
         """Nobody packs it any more; a second call does nothing."""
@@ -399,16 +396,15 @@ class StateCut(Protocol):
 class PackedCut:
     """A `StateCut` that is packed already."""
 
-    state: bytes
-    base: bytes = b""
+    state: PackedState
 
     def complete(self) -> bool:
         """See `StateCut`."""
         return True
 
-    def packed(self) -> tuple[bytes, bytes]:
+    def packed(self) -> PackedState:
         """See `StateCut`."""
-        return self.state, self.base
+        return self.state
 
     def close(self) -> None:
         """See `StateCut`."""
@@ -417,17 +413,22 @@ class PackedCut:
 class State(Protocol):
     """The state that is the same on all workers, as bytes; `Replica` is PyTorch's."""
 
-    def pack(self) -> bytes:
-        """Packs all of it, for a newcomer."""
+    def packed(self) -> PackedState:
+        """All of it, for a newcomer; good until something in the state is written."""
 
     def base_elements(self) -> bytes:
-        """The last bytes of what `pack` packs: weights that no worker trains; empty if none."""
+        """The last bytes of `packed`: weights that no worker trains; empty if none."""
 
     def cut_state(self) -> StateCut:
-        """Cuts what `pack` would pack now, for a worker that learns."""
+        """Cuts what `packed` is now, for a worker that learns."""
+
+    def room_ahead(self) -> Callable[[], None] | None:
+        """What gets memory for the next cut, on any thread; None: there is nothing to get."""
 
     def install(self, data: bytes | bytearray) -> None:
-        """Installs what `pack` packed, or raises and changes nothing.
+        """Installs the bytes of what was packed, or raises and changes nothing of the state.
+
+        Of a bytearray nothing may be left.
 
         Raises:
             StateCorrupt: no worker packs this, whatever its digest is.
@@ -460,8 +461,7 @@ class StateMover:
         watch = partial(control.at_end, asked.transfer_id)
         try:
             if asked.sends:
-                state, base = packed(self._state)
-                send_state(ticket, state, progress, watch, base)
+                send_state(ticket, packed(self._state), progress, watch)
             else:
                 base = self._own_base()
                 self._whole_bytes = 0
@@ -511,8 +511,8 @@ def ticket_of(link: Connection, asked: TransferAsked, shared_dir: Path | None) -
     )
 
 
-def packed(state: State) -> tuple[bytes, bytes]:
-    """A worker's state as it is now, and the base that it ends with.
+def packed(state: State) -> PackedState:
+    """A worker's state as it is now.
 
     If it can't be packed, the transfer fails, and this worker goes on.
 
@@ -520,7 +520,7 @@ def packed(state: State) -> tuple[bytes, bytes]:
         StateCorrupt: something in it can't be kept.
     """
     try:
-        return state.pack(), state.base_elements()
+        return state.packed()
     except (TypeError, ValueError) as error:
         raise StateCorrupt(f"this worker's state can't be given: {error}") from error
 
