@@ -204,8 +204,7 @@ class Membership:
 
     def _began(self, assigned: Assigned) -> None:
         """It works on this round from now on."""
-        # From the second step on, an optimizer has all its state. On a ring nobody learns.
-        if assigned.rank == 0 and assigned.step > 1 and not ring_address_of(self.exchange):
+        if assigned.rank == 0 and not ring_address_of(self.exchange):  # On a ring nobody learns.
             self._driver.moves.get_ready()
         self._telemetry.clock.assigned()
         if self.timeline is not None:

@@ -57,7 +57,7 @@ class StateMoves:
         self._giver.give(asked)
 
     def get_ready(self) -> None:
-        """This worker is the one that gives state beside training, if anybody needs it."""
+        """A step in which this worker would give its state, if anybody needed it."""
         self._giver.get_ready()
 
     def tidy(self) -> None:

@@ -47,6 +47,7 @@ from andon_trainer.exchange.control.transfer import (
 __all__ = ["StateGiver"]
 
 _NICENESS = 10
+_READY_AFTER_STEPS = 16
 _MOST_AT_ONCE = 2
 """Each holds a copy of the state in memory."""
 
@@ -62,13 +63,17 @@ class StateGiver:
         self._under_way: list[tuple[threading.Thread, StateCut]] = []
         self._at_once = False
         """Whether a copy was torn."""
-        self._is_ready = False
+        self._first_in = 0
+        """In how many steps it would have been asked first."""
 
     def get_ready(self) -> None:
-        """This worker is asked first, if anybody needs a state: gets memory for that."""
-        if self._is_ready:
+        """This worker is asked first, if anybody needs a state now. It is called at each step.
+
+        Memory for that is got once, and not in the first steps: there everybody needs memory.
+        """
+        self._first_in += 1
+        if self._first_in != _READY_AFTER_STEPS:
             return
-        self._is_ready = True
         get = self._state.room_ahead()
         if get is None:
             return
