@@ -229,4 +229,5 @@ def holds_up(core: CoreState) -> bool:
 
 def _patience_s(core: CoreState) -> float:
     answers = core.late_answers_s
-    return max(_LEAST_S, _TIMES * max(answers)) if answers else _FIRST_S
+    usual_s = max(_LEAST_S, _TIMES * max(answers)) if answers else _FIRST_S
+    return max(usual_s, min(core.crowd.answer_s, core.settings.liveness.lease_s))

@@ -75,7 +75,7 @@ def ticked(core: CoreState, late_s: float) -> None:
 
 def patience_s(core: CoreState, member: LineMember) -> float:
     """After how long a silence a worker is suspected."""
-    return member.answers.patience_s(core.now, core.settings.liveness.lease_s, core.crowd.waits_s)
+    return member.answers.patience_s(core.now, core.settings.liveness.lease_s, core.crowd.answer_s)
 
 
 def look(core: CoreState) -> None:

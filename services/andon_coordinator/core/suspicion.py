@@ -111,6 +111,11 @@ class Crowd:
     """The longest wait of late but one: a single one may be the line's own work."""
     _longest_s: float = 0.0
 
+    @property
+    def answer_s(self) -> float:
+        """How long an answer may take, since its threads wait for processors."""
+        return _WAKES * self.waits_s
+
     def ticked(self, late_s: float) -> None:
         """A tick came so late."""
         longest_s = self._longest_s * _CROWD_KEPT
@@ -170,13 +175,13 @@ class ProcessAnswers:
         Args:
             now: the time.
             lease_s: the lease.
-            crowd_s: how long a thread that is to run waited of late for a processor.
+            crowd_s: how long an answer may take on a crowded machine.
         """
         if not self.delays.enough:
             return lease_s
         # Bounded before it is used: a float overflows at 2**1024.
         doublings = min(self._mistakes_left(now), 30)
-        after_s = max(self.delays.until_silent_s(), _WAKES * crowd_s)
+        after_s = max(self.delays.until_silent_s(), crowd_s)
         return min(after_s * 2.0**doublings, lease_s)
 
     def suspected(self) -> None:
