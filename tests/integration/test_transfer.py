@@ -263,6 +263,18 @@ def test_memory_for_a_copy_is_got_once_and_beside_training(reducer: Reducer) -> 
     assert asked == [threading.get_ident()], "only this thread may look at the state"
 
 
+def test_a_state_that_can_not_be_looked_at_disturbs_nobody_until_it_is_needed(
+    reducer: Reducer,
+) -> None:
+    class Unfit(NoState):
+        def room_ahead(self) -> Callable[[], None]:
+            raise RuntimeError("consolidate the state first")
+
+    giver = Donor(reducer, Unfit()).giver
+    for _ in range(50):
+        giver.get_ready()
+
+
 @pytest.mark.parametrize("how", ["refused", "cut short", "can't be packed"])
 def test_a_state_that_can_not_be_given_is_reported_and_nothing_else_happens(
     reducer: Reducer, caplog: pytest.LogCaptureFixture, how: str

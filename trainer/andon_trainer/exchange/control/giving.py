@@ -48,6 +48,7 @@ __all__ = ["StateGiver"]
 
 _NICENESS = 10
 _READY_AFTER_STEPS = 16
+"""In a worker's first steps it gets much other memory, and so do newcomers beside it."""
 _MOST_AT_ONCE = 2
 """Each holds a copy of the state in memory."""
 
@@ -69,12 +70,15 @@ class StateGiver:
     def get_ready(self) -> None:
         """This worker is asked first, if anybody needs a state now. It is called at each step.
 
-        Memory for that is got once, and not in the first steps: there everybody needs memory.
+        Memory for that is got once.
         """
         self._first_in += 1
         if self._first_in != _READY_AFTER_STEPS:
             return
-        get = self._state.room_ahead()
+        try:
+            get = self._state.room_ahead()
+        except (TypeError, ValueError, RuntimeError):
+            return  # It can't be packed. Whoever needs it, if anybody ever does, hears why.
         if get is None:
             return
 

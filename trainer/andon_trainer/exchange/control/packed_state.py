@@ -20,11 +20,11 @@ class PackedState:
         """Holds the parts.
 
         Args:
-            parts: of any length.
+            parts: bytes, any number of them in each.
             base_bytes: how many bytes at the end are weights that no worker trains, which the
                 other end may have of its own.
         """
-        self._parts = [view for part in parts if (view := memoryview(part).cast("B"))]
+        self._parts = [view for part in parts if (view := memoryview(part))]
         self._ends = list(accumulate(map(len, self._parts)))
         self.base_bytes = base_bytes
 
