@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -182,8 +183,10 @@ def test_a_state_is_copied_into_memory_that_was_got_ahead(
     expected = bytes(replica.packed())
     get = replica.room_ahead()
     assert get is not None
+    ahead = threading.Thread(target=get)  # It is never of this thread's priority again.
     if got:
-        get()
+        ahead.start()
+        ahead.join()
         room = replica.rooms.lend()
         memory = room.get(1).data_ptr()
         replica.rooms.give_back(room)
@@ -196,7 +199,8 @@ def test_a_state_is_copied_into_memory_that_was_got_ahead(
         place = cut.snapshot.tree["model"]["0.weight"].data_ptr()
         assert memory <= place < memory + cut.snapshot.large_bytes
     else:
-        get()  # It comes too late, and touches nothing that is read.
+        ahead.start()  # It comes too late, and touches nothing that is read.
+        ahead.join()
         assert bytes(cut.packed()) == expected
     cut.close()
 

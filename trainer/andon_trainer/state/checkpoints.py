@@ -25,7 +25,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -39,6 +38,7 @@ from andon.host.manifest import (
     newest_whole,
     step_of,
 )
+from andon.host.priority import give_way
 from andon.host.trace import Track
 from andon.protocol.arithmetic import Arithmetic, ArithmeticRule, difference, remedy
 from andon.protocol.records import Key
@@ -50,7 +50,7 @@ from andon_trainer.place.member import WorkerMember
 from andon_trainer.place.position import Position
 from andon_trainer.state import rng
 from andon_trainer.state.checkpoint_files import remove_checkpoint
-from andon_trainer.state.file_work import FileWork, give_way
+from andon_trainer.state.file_work import NICENESS, FileWork
 from andon_trainer.state.replica import CheckpointCut, Replica
 
 __all__ = ["WorkerCheckpoints"]
@@ -372,7 +372,7 @@ class WorkerCheckpoints:
         def copied() -> None:
             # From here on no optimizer waits for this thread.
             if cut.snapshot.large_bytes >= _LARGE_BYTES:
-                give_way()
+                give_way(NICENESS)
             rotate()
 
         def work() -> None:
@@ -424,7 +424,7 @@ class WorkerCheckpoints:
             # In the second half of the way to it: until then the memory is of no use.
             if not self._has_room and (size := replica.large_bytes()):
                 pinned = self._device.type == "cuda"
-                self._work.begin(partial(_get_room, replica.rooms.getting(size, pinned=pinned)))
+                self._work.begin(replica.rooms.getting(size, pinned=pinned))
             self._has_room = True
 
     def settle(self, replica: Replica, member: WorkerMember, plan: RunPlan) -> None:
@@ -622,8 +622,3 @@ def _is_at_commit(here: Position) -> bool:
 
 def _not_written(folder: Path, error: Exception) -> str:
     return f"the checkpoint {folder} could not be written: {error}"
-
-
-def _get_room(get: Callable[[], None]) -> None:
-    give_way()
-    get()

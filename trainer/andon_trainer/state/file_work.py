@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from collections.abc import Callable
 
-__all__ = ["FileWork", "give_way"]
+__all__ = ["NICENESS", "FileWork"]
 
-_NICE = 15
-"""By its weight, a thread gets a thirtieth of a core that training wants, and what is left idle. It
-is not of the idle class: it takes Python's lock now and then, and must not hold that for long."""
+NICENESS = 15
+"""By its weight, a thread gets a thirtieth of a core that training wants, and what is left idle."""
 
 
 class FileWork:
@@ -59,9 +56,3 @@ class FileWork:
         """What the last thing failed with, once; None: it did not, or is not over."""
         failure, self._failure = self._failure, None
         return failure
-
-
-def give_way() -> None:
-    """Makes this thread yield to others that want its core, for as long as it lives."""
-    if sys.platform == "linux":  # Elsewhere the number would be a process's.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -105,7 +105,6 @@ class ReplicaCut:
     snapshot: Snapshot
     frozen: tuple[str, ...]
     """The names of the tensors of the base."""
-    rooms: CopyRooms
 
     def complete(self) -> bool:
         """Copies what is left; False: it is torn."""
@@ -117,9 +116,8 @@ class ReplicaCut:
 
     def close(self) -> None:
         """Optimizers wait no more; only for the thread that cut it."""
-        self.snapshot.close()
-        if not is_ample(self.snapshot.large_bytes):
-            self.rooms.let_go()  # Perhaps nobody needs a state again.
+        # Perhaps nobody needs a state again.
+        self.snapshot.close(keeps_room=is_ample(self.snapshot.large_bytes))
 
 
 def _packed(tree: Any, frozen_names: Collection[str]) -> PackedState:
@@ -239,10 +237,10 @@ class Replica:
         tree, is_own = self._of_the_line()
         # What lies beneath is moved by no optimizer's step, which would wait for the copies.
         snapshot = Snapshot(tree, self.written_by_steps() if is_own else (), rooms=self.rooms)
-        return ReplicaCut(snapshot, tuple(self._frozen()), self.rooms)
+        return ReplicaCut(snapshot, tuple(self._frozen()))
 
     def room_ahead(self) -> Callable[[], None] | None:
-        """What gets memory for the next state that is cut, on any thread.
+        """What gets memory for the next state that is cut, on a thread of its own.
 
         None: it would take too much of this machine, or is got in a moment.
         """

@@ -34,7 +34,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from andon.host.memory import available_bytes
+from andon.host.priority import give_way
 from andon_trainer.state.base import sum_of_bytes
+from andon_trainer.state.file_work import NICENESS
 from andon_trainer.state.trees import is_dense, map_tensors, plain_tensor
 
 __all__ = ["LARGE_BYTES", "CopyRoom", "CopyRooms", "Snapshot", "is_ample", "large_bytes_of"]
@@ -94,7 +96,8 @@ class CopyRooms:
             self._kept = room
 
     def getting(self, size: int, *, pinned: bool) -> Callable[[], None]:
-        """What gets memory from the system ahead of a copy, on any thread. It has to be called.
+        """What gets memory from the system ahead of a copy. It has to be called, on a thread of its
+        own, which yields to others.
 
         Args:
             size: in bytes.
@@ -103,6 +106,7 @@ class CopyRooms:
         room = self.lend()
 
         def get() -> None:
+            give_way(NICENESS)
             with suppress(OSError, RuntimeError):  # Whoever needs it then says so.
                 room.touch(size, pinned=pinned)
             self.give_back(room)
@@ -204,12 +208,16 @@ class Snapshot:
             self._torn = self._torn or not all(map(_has_sum_of_cut, self._late.values()))
         return not self._torn
 
-    def close(self) -> None:
-        """No optimizer waits for it, and nobody reads it any more; a second call does nothing."""
+    def close(self, *, keeps_room: bool = True) -> None:
+        """No optimizer waits for it, and nobody reads it any more; a second call does nothing.
+
+        Args:
+            keeps_room: whether the memory of its copies is kept for the next one.
+        """
         unhook, self._unhook = self._unhook, lambda: None
         unhook()
         room, self._room = self._room, None
-        if room is not None:
+        if room is not None and keeps_room:
             self._rooms.give_back(room)
 
     # ------------------------------------------------------------------ the cut

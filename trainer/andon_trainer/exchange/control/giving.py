@@ -15,16 +15,14 @@ packed at once.
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import grpc
 
+from andon.host.priority import give_way
 from andon.host.tls import TlsError
 from andon_trainer.core.effects import ReportState
 from andon_trainer.core.events import TransferAsked
@@ -79,14 +77,8 @@ class StateGiver:
             get = self._state.room_ahead()
         except (TypeError, ValueError, RuntimeError):
             return  # It can't be packed. Whoever needs it, if anybody ever does, hears why.
-        if get is None:
-            return
-
-        def get_beside_training() -> None:
-            _lower_priority()
-            get()
-
-        threading.Thread(target=get_beside_training, name="andon-giving", daemon=True).start()
+        if get is not None:
+            threading.Thread(target=get, name="andon-giving", daemon=True).start()
 
     def give(self, asked: TransferAsked) -> None:
         """Cuts the state now, and sends it on a thread of its own, which reports how that went."""
@@ -138,7 +130,7 @@ class StateGiver:
             if not cut.complete():
                 self._at_once = True
                 raise StateCorrupt("the script wrote weights while they were copied")
-            _lower_priority()
+            give_way(_NICENESS)
             state, sent = cut.packed(), [0]
 
             # Not shown in the heartbeats: what this worker does is train.
@@ -151,10 +143,3 @@ class StateGiver:
             failure = say_why(error, sends=True)
         # If the stream has ended it is lost: then the coordinator has given the transfer up.
         control.send(ReportState(ticket.transfer_id, ticket.head, failure))
-
-
-def _lower_priority() -> None:
-    """This thread's only."""
-    if sys.platform == "linux":  # Elsewhere it would be the whole process's.
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -423,7 +423,7 @@ class State(Protocol):
         """Cuts what `packed` is now, for a worker that learns."""
 
     def room_ahead(self) -> Callable[[], None] | None:
-        """What gets memory for the next cut, on any thread; None: there is nothing to get."""
+        """What gets memory for the next cut, on a thread of its own; None: there is none to get."""
 
     def install(self, data: bytes | bytearray) -> None:
         """Installs the bytes of what was packed, or raises and changes nothing of the state.
