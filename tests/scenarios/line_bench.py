@@ -233,12 +233,16 @@ class Peer:
     pacing: bytes = b""
     voided: Key | None = None
     """The last round that it was told to be void."""
+    dismissed: bool = False
 
     def hear(self, effect: do.Effect) -> None:
         """Takes in what was sent on its stream."""
         match effect:
             case do.Assign(_, assignment):
+                assert not self.dismissed, f"{self.name} was sent away, and gets {assignment.key}"
                 self.assignment = assignment
+            case do.SendShutdown():
+                self.dismissed = True
             case do.SendCommitted(_, record, _):
                 self.head = record.key
                 self.pacing = effect.pacing or self.pacing

@@ -59,7 +59,9 @@ def release(core: CoreState) -> None:
             core.holds_alone = member.worker
         else:
             core.keeping.add(stream)
-            member.wants_work = False  # It is about to leave: no round and no transfer has it.
+            # It is about to leave: no round and no transfer has it.
+            member.wants_work = False
+            core.standing -= {member.worker}
             departures.keep_state(core, member)
 
 

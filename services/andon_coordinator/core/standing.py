@@ -58,8 +58,10 @@ def take(core: CoreState, pending: PendingRecord, able: Iterable[LineMember]) ->
 
 def suffices(core: CoreState) -> bool:
     """Whether the next round may open because all its members stand."""
-    # Those that stand are in sync: the record was announced to them.
-    if not core.standing or len(core.standing) < core.members.in_sync_count(core.chain.head):
+    if not core.standing:
+        return False
+    # By name: some of those that stood may have left in this very event, and who is left may not.
+    if any(each.worker not in core.standing for each in core.members.in_sync(core.chain.head)):
         return False
     # Its writer says in its next request that it has taken it.
     if core.checkpoints.is_due_after(core.chain.step):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from andon.host.shared_dir import DEFAULT_SHARED_DIR
 from andon.host.trace import read_part
 from integration.fixtures.console import finish, start_torchrun
 
@@ -28,11 +27,15 @@ def services_of(folder: Path) -> list[str]:
 
 
 def test_a_nan_ends_the_ranks_with_code_3_and_the_next_attempt_trains(tmp_path: Path) -> None:
-    before = set(DEFAULT_SHARED_DIR.glob("andon-*"))
+    # Its own: in the one of all processes other tests make and remove files meanwhile.
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    untouched = shared.stat().st_mtime_ns
     command = ["--nproc-per-node", "2", "--max-restarts", "1", str(SCRIPT), str(tmp_path)]
 
     trace = str(tmp_path / "t.json")
-    code, _, errors = finish(start_torchrun(tmp_path, *command, ANDON_TRACE=trace))
+    where = {"ANDON_TRACE": trace, "ANDON_SHARED_DIR": str(shared)}
+    code, _, errors = finish(start_torchrun(tmp_path, *command, **where))
 
     assert code == 0, errors
     assert "exitcode: 3" in errors
@@ -47,4 +50,5 @@ def test_a_nan_ends_the_ranks_with_code_3_and_the_next_attempt_trains(tmp_path: 
     assert sorted(steps) == [3, 3, 4, 4]
     # Python ended the group: nothing is left.
     assert services_of(tmp_path) == []
-    assert set(DEFAULT_SHARED_DIR.glob("andon-*")) <= before
+    assert shared.stat().st_mtime_ns > untouched
+    assert list(shared.iterdir()) == []
