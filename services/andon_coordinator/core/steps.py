@@ -71,7 +71,11 @@ __all__ = [
 
 
 def work_requested(core: CoreState, member: LineMember, event: WorkRequested) -> None:
-    """A worker's loop wants its next batch. A request from an older head is ignored."""
+    """A worker's loop wants its next batch.
+
+    A request from an older head is ignored, and one of a worker that was sent away to keep the
+    line's state.
+    """
     chain = core.chain
     # Also if the request is ignored below: it says that the script waits, so that its state may be
     # replaced (rule 10).
@@ -87,7 +91,7 @@ def work_requested(core: CoreState, member: LineMember, event: WorkRequested) ->
             core.shut_down_member(member)
         return
     _note_head(core, member, event.head)
-    if event.head not in chain.request_heads:
+    if event.head not in chain.request_heads or event.stream in core.keeping:
         return
     if core.stop_reason:
         core.shut_down_member(member)
