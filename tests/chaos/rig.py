@@ -437,9 +437,19 @@ def chaos_line(
     `stops` orders barriers before any process starts. `more` are flags of the service, after FLAGS.
     """
     flags = (*FLAGS, *schedule.flags, *more)
+    variables = variables or {}
+    service = Service(
+        folder / "run",
+        workers,
+        *flags,
+        port=free_port(),
+        shared_dir=variables.get("ANDON_SHARED_DIR", ""),
+        anew=measured,
+        certs=certs,
+    )
     line = ChaosLine(
         folder,
-        Service(folder / "run", workers, *flags, port=free_port(), anew=measured, certs=certs),
+        service,
         task or Task(),
         flags,
         workers,
@@ -451,7 +461,7 @@ def chaos_line(
         certs=certs,
         learns=learns,
         numbers=numbers,
-        variables=variables or {},
+        variables=variables,
         program=program,
     )
     try:

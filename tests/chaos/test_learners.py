@@ -212,9 +212,12 @@ def test_a_learner_begins_again_when_the_map_of_reducers_changes(
 
 
 def test_what_a_learner_leaves_in_shared_memory_is_nothing(tmp_path: Path) -> None:
-    before = set(Path("/dev/shm").iterdir())
-    with chaos_line(tmp_path, pace_s=0.002) as line:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    variables = {"ANDON_SHARED_DIR": str(shared)}
+    with chaos_line(tmp_path, pace_s=0.002, variables=variables) as line:
         line.await_progress()
+        untouched = shared.stat().st_mtime_ns
         _learn(line, 1, "after-blocks")
         line.workers[1].kill()
         line.start_worker(1)
@@ -224,5 +227,5 @@ def test_what_a_learner_leaves_in_shared_memory_is_nothing(tmp_path: Path) -> No
         line.service.stop()
 
     judge(line)
-    ours = [each.name for each in set(Path("/dev/shm").iterdir()) - before]
-    assert [name for name in ours if line.service.run_id in name] == []
+    assert shared.stat().st_mtime_ns > untouched
+    assert list(shared.iterdir()) == []
