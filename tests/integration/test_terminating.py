@@ -16,11 +16,20 @@ from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.reader import JournalEntry, JournalReader, RecordedDeparture
 from andon_server.crashes import CrashKind, read_crashes
 from integration.fixtures.console import finish, lines_until, processes_of, start_warm, worker_of
-from integration.harness import SCRIPTS, Service, on_line, start_line, start_worker, wait_until
+from integration.harness import (
+    SCRIPTS,
+    Service,
+    await_exit,
+    on_line,
+    start_line,
+    start_worker,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 SPEC: dict[str, Any] = {"samples": 40, "batch": 8, "steps": 12}
+LOCAL = ("--schedule", "local", "--local-steps", "2")
 
 
 def departures_of(service: Service, worker: int) -> list[RecordedDeparture]:
@@ -81,6 +90,33 @@ def test_a_worker_of_a_halted_line_that_waits_for_the_answer_leaves_at_once(tmp_
 
     assert (code, state) == (143, pb.LINE_STATE_HALTED), workers[1].output
     assert [gone.reason for gone in departures_of(service, 1)] == ["INTERRUPTED"]
+
+
+@pytest.mark.parametrize(("keeper", "flags"), [(0, ()), (0, LOCAL), (1, LOCAL)], ids=str)
+def test_a_halted_line_that_is_taken_down_keeps_the_state_of_its_last_step(
+    tmp_path: Path, keeper: int, flags: tuple[str, ...]
+) -> None:
+    model = {**SPEC, "batchnorm": True}
+    spec = {**model, "bad_loss": {"slot": 1, "step": 4}}
+    down, whole = tmp_path / "down", tmp_path / "whole"
+    every = {"ANDON_CHECKPOINT_EVERY": "1000000", "ANDON_ON_HALT": "wait"}
+
+    with start_line(down, spec, 2, *flags, **every, ANDON_RUN_DIR=str(down)) as (line, workers):
+        line.await_halt()
+        for slot in (1 - keeper, keeper):
+            workers[slot].process.send_signal(signal.SIGTERM)
+            await_exit([workers[slot]], 143)
+        assert max(steps_of(line.journal)) == 3
+    model["steps"] = 3
+    with start_line(whole, model, 2, *flags, **every, ANDON_RUN_DIR=str(whole)) as (_, workers):
+        await_exit(workers)
+
+    [kept], [last] = checkpoints_in(down), checkpoints_in(whole)
+    assert (step_of(kept), step_of(last)) == (3, 3)
+    assert (kept / "model.safetensors").read_bytes() == (last / "model.safetensors").read_bytes()
+    if not keeper:  # On a line of local steps each worker has an optimizer's state of its own.
+        name = "optimizers.safetensors"
+        assert (kept / name).read_bytes() == (last / name).read_bytes()
 
 
 def test_a_worker_that_is_not_on_the_line_yet_ends_at_once(tmp_path: Path) -> None:

@@ -355,6 +355,15 @@ class Writer:
         member = self.member(step, **assigned)
         self.checkpoints.between_steps(self.replica, member, self.plan, over=over)
 
+    def keep(self, step: int, key: Key | None = None, *, paused: bool = True) -> None:
+        """The line has sent it away, as the last one that holds `step`; `key`: of its round."""
+        member = self.member(step)
+        if key is not None:
+            assert member.position.assigned is not None
+            assigned = replace(member.position.assigned, key=key)
+            member.position = replace(member.position, assigned=assigned)
+        self.checkpoints.keep(self.replica, member, self.plan, paused=paused)
+
     def end(self) -> None:
         self.checkpoints.end(self.member(0))
 
@@ -571,6 +580,36 @@ def test_the_best_is_named_once_it_is_written(tmp_path: Path) -> None:
     assert not before
     assert named == "step-00000002"
     assert (tmp_path / "checkpoints/best").resolve().name == "step-00000003"
+
+
+def test_the_last_holder_of_a_state_keeps_it_wherever_its_loop_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    by_hand, paused = Writer(tmp_path / "by hand"), Writer(tmp_path / "paused")
+
+    by_hand.keep(3, paused=False)  # It may not have made its optimizer's step yet.
+    refused = by_hand.steps, caplog.text
+    by_hand.between(3)
+    by_hand.keep(3, paused=False)
+    paused.keep(3, Key(1, 99))
+
+    assert refused[0] == []
+    assert "step 3 is in no checkpoint, and nobody else holds it" in refused[1]
+    assert (by_hand.steps, paused.steps) == ([3], [3])
+
+
+def test_a_checkpoint_that_failed_keeps_nobody_from_writing_the_last_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = Writer(tmp_path, checkpoint_every=2)
+    writer.step(2)
+    shutil.rmtree(tmp_path / "checkpoints")  # Below what is being written.
+
+    writer.keep(3)
+
+    assert "step-00000002 could not be written" in caplog.text
+    assert (writer.halts, writer.steps) == ([], [3])
+    assert writer.talk.told[-1] == "wrote 3"
 
 
 class Beside:

@@ -94,6 +94,7 @@ def join_with(session: LineSession, feeder: Feeder) -> None:
         grain=session.grain,
     )
     session.stepper = session.gate.stepper = _stepper_for(session, plan, parts)
+    session.worker.pause = session.stepper.pause
 
 
 def _stepper_for(session: LineSession, plan: ModelPlan, parts: LoopParts) -> LoopSteps:

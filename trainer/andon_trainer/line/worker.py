@@ -10,7 +10,7 @@ coordinator is told which, and only a worker whose work is done has its final we
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -83,6 +83,9 @@ class Worker:
         """Its place on the line; None: it is alone, or another process of its host has one."""
         self.crash: BaseException | None = None
         """What ended the script; None if it came to its end, as far as is known."""
+        self.pause: Callable[[], None] | None = None
+        """Makes the models hold the line's weights, wherever in its loop the script is; None: it
+        makes its steps by itself, and nobody else knows where it is."""
         self._launch = WorkerLaunch(config)
         self._launched = config.launch is not None and not config.address
         """Whether rank 0 of this launch serves the line, with the script's options."""
@@ -294,7 +297,9 @@ class Worker:
         member = self.whole
         assert member is not None
         assert self._run is not None
-        self.checkpoints.keep(self.replica, member, self._run)
+        if self.pause is not None:
+            self.pause()
+        self.checkpoints.keep(self.replica, member, self._run, paused=self.pause is not None)
 
     def compare_ends(self) -> None:
         """Compares the final weights with all others', while the others are still there.

@@ -190,6 +190,8 @@ class LocalStepper(AddsUp):
         self._local.drop_computed("the script left its loop")
         if self._touched:
             self._go_back()
+        else:
+            self._buffers.put_away()  # The first local step's forward may have moved them.
 
     def _before_work(self) -> None:
         pass  # The core says when what was computed must go (DropComputed).

@@ -440,21 +440,25 @@ class WorkerCheckpoints:
         if self._failed:
             self.between_steps(replica, member, plan)
 
-    def keep(self, replica: Replica, member: WorkerMember, plan: RunPlan) -> None:
-        """Writes a checkpoint of the last commit, which nobody else on the line holds.
+    def keep(self, replica: Replica, member: WorkerMember, plan: RunPlan, *, paused: bool) -> None:
+        """Writes a checkpoint of the head, whose state nobody else on the line holds.
 
-        As one of the last acts of a worker whose machine goes: what fails is logged. A worker in
-        the middle of a step has no state that belongs to a commit, and writes nothing.
+        As one of the last acts of a worker whose machine goes: what fails is logged.
+
+        Args:
+            replica: the state to write.
+            member: this worker's membership.
+            plan: the run's.
+            paused: the models hold the line's weights. Else the script may have a commit's mean,
+                and not have moved its weights by it: then nothing is written.
         """
         here = member.position
-        between = here.assigned is None and self._at == here.head
-        if self._config.run_dir is None or not (between or _is_at_commit(here)):
+        settled = paused or here.assigned is None or self._at == here.head
+        if self._config.run_dir is None or here.head is None or not settled:
             log.warning("step %d is in no checkpoint, and nobody else holds it", here.step)
             return
-        if self._work.busy:
-            self._work.wait()
         try:
-            self._collect(member)
+            self.end(member)
             if self._written == here.step:
                 return
             folder = self._folder(here.step)
