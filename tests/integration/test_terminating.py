@@ -133,6 +133,28 @@ def test_a_worker_that_is_not_on_the_line_yet_ends_at_once(tmp_path: Path) -> No
     assert code == 143, worker.output
 
 
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_newcomer_gets_the_state_of_the_only_worker_which_was_told_to_terminate(
+    tmp_path: Path, *, learns: bool
+) -> None:
+    gate = tmp_path / "gate"
+    pauses = [{"slot": 0, "step": 4, "until": str(gate)}]
+    spec = {**SPEC, "pauses": pauses, "transfers": not learns}
+
+    with start_line(tmp_path, spec, 1, "--max-workers", "2") as (service, workers):
+        wait_until(gate.with_suffix(".here").exists)
+        workers.append(start_worker(tmp_path, spec, slot=1, **on_line(service, 1, 2)))
+        service.await_status(lambda line: line.live == 2)
+        workers[0].process.send_signal(signal.SIGTERM)
+        gate.touch()
+        codes = [worker.wait() for worker in workers]
+
+    assert codes == [143, 0], workers[0].output + workers[1].output
+    steps = steps_of(service.journal)
+    assert [steps[step].record.roster for step in (4, 5, 12)] == [(0,), (1,), (1,)]
+    assert {entry.result.attempt for entry in steps.values() if entry.result} == {0}
+
+
 def test_run_passes_sigterm_on_every_worker_leaves_in_words_and_the_last_one_keeps_the_state(
     tmp_path: Path,
 ) -> None:

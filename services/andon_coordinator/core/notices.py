@@ -22,7 +22,7 @@ The worker decides how long it waits. If its time is short it leaves as any othe
 
 from __future__ import annotations
 
-from andon_coordinator.core import departures
+from andon_coordinator.core import departures, late
 from andon_coordinator.core.effects import NoteNotice
 from andon_coordinator.core.events import NoticeGiven, WorkerLeft, WorkerStreamEnded
 from andon_coordinator.core.line_state import LineState
@@ -91,7 +91,13 @@ def _holds_alone(core: CoreState, member: LineMember) -> bool:
     # Initial weights are no loss, and a run that is over has what it was for.
     if member.head != chain.head or not chain.step or core.stop_reason or core.draining:
         return False
-    if core.members.in_sync_count(chain.head) > 1 or core.checkpoints.step >= chain.step:
+    others = [*core.members.in_sync(chain.head), *core.members.spares()]
+    if any(
+        each is not member and each.head == chain.head and each.stream not in core.keeping
+        for each in others
+    ):
+        return False
+    if core.checkpoints.step >= chain.step:
         return False
     return _is_awaited(core) or _can_write(member)
 
@@ -119,4 +125,8 @@ def _has_part(core: CoreState, member: LineMember) -> bool:
         return member.learning.late
     policy = core.settings.policy
     keeps = policy.overlap or policy.quorum is not None
-    return keeps and not member.spare and bool(core.attempts.assigned.get(member.worker))
+    if not keeps or member.spare or not core.attempts.assigned.get(member.worker):
+        return False
+    # Without a round nobody can take up what it has.
+    short = late.taking_part(core) < core.needed and not core.members.any_in_grace
+    return core.line_state is not LineState.HALTED and not short

@@ -226,7 +226,11 @@ def _open_round(core: CoreState) -> None:
         return
     if core.members.idle_count(chain.head) and not standing.suffices(core):
         return
-    if learning.worth_waiting(core) or late.holds_up(core) or core.holds_alone is not None:
+    if learning.worth_waiting(core) or late.holds_up(core):
+        return
+    if core.holds_alone is not None:
+        # The others get the state of this head, and not of one that they would have to make up.
+        learning.begin_snapshots(core)
         return
     roster = core.members.in_sync(chain.head)
     assert plan is not None

@@ -12,10 +12,11 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 from andon.host.logs import LogEvent
 from andon.host.tls import TlsError
-from andon.protocol.capabilities import BACK
+from andon.protocol.capabilities import BACK, NOTICE
 from andon_trainer.config import LineConfig
 from andon_trainer.core.conversation import Conversation, Wait
 from andon_trainer.core.effects import (
@@ -406,8 +407,10 @@ class Driver:
             return
         if asked.beside_training:
             self._learner.state_moves()
-        with self.leaving.at_once():
-            # A transfer may take minutes, and there is no step to finish meanwhile.
+        # A transfer may take minutes, and there is no step to finish meanwhile. But a worker that
+        # gave notice, or does so now, may be the only one to have the state.
+        gives = asked.sends and NOTICE in self.link.coordinator_can
+        with nullcontext() if gives else self.leaving.at_once():
             failure = self.moves.move(asked)
         self.do(self.conversation.moved(asked, failure))
         if self.state.head is not None:
