@@ -133,6 +133,25 @@ def test_a_worker_that_is_not_on_the_line_yet_ends_at_once(tmp_path: Path) -> No
     assert code == 143, worker.output
 
 
+def test_workers_that_are_told_to_terminate_in_the_last_step_complete_the_run(
+    tmp_path: Path,
+) -> None:
+    gate = tmp_path / "gate"
+    spec = {**SPEC, "pauses": [{"slot": 0, "step": 12, "until": str(gate)}]}
+
+    with start_line(tmp_path, spec, 2) as (service, workers):
+        wait_until(gate.with_suffix(".here").exists)
+        for worker in workers:
+            worker.process.send_signal(signal.SIGTERM)
+        service.await_status(lambda line: all(each.notice for each in line.workers))
+        gate.touch()
+        await_exit(workers)
+        service.await_status(lambda line: line.state == pb.LINE_STATE_COMPLETE)
+
+    gone = [each.reason for slot in (0, 1) for each in departures_of(service, slot)]
+    assert gone == ["COMPLETE", "COMPLETE"]
+
+
 @pytest.mark.parametrize("learns", [True, False])
 def test_a_newcomer_gets_the_state_of_the_only_worker_which_was_told_to_terminate(
     tmp_path: Path, *, learns: bool

@@ -44,6 +44,8 @@ def given(core: CoreState, member: LineMember, event: NoticeGiven) -> None:
 def release(core: CoreState) -> None:
     """Sends the workers away that gave notice and have nothing left to give."""
     core.holds_alone = None
+    if core.stop_reason:
+        return  # They leave by themselves, with the run's weights.
     for stream in sorted(core.noticed, key=lambda stream: _keeps_best(core, stream)):
         member = core.members.on_stream(stream)
         if member is None:
