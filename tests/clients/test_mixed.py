@@ -49,7 +49,7 @@ def test_shares_move_to_faster_workers_overflows_move_nobody_and_all_end_with_th
     with mixed_line(tmp_path, 4, 30, *more) as line:
         for slot, language in enumerate(languages):
             # Only Python's worker obeys these.
-            line.start(slot, language, SLOWED_S="0.02", OVERFLOWS_AT="7,12")
+            line.start(slot, language, SLOWED_S="0.1", OVERFLOWS_AT="7,12")
         end = line.ended_alike()
 
     chain = line.judge()

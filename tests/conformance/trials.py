@@ -27,6 +27,9 @@ _JOBS = 6
 _WAITING = ThreadPoolExecutor(4 * AT_ONCE)
 """One thread waits for each client: asyncio's default pool has too few threads."""
 
+_STARTING_S = 30.0
+"""For a client's first Join, however little patience a defect needs: many start at once."""
+
 _LONGEST_S = 300.0
 """The clients' processes; none outlives its test."""
 
@@ -68,6 +71,6 @@ async def judged(
     quiet_s: float = 0.3,
 ) -> list[Verdict]:
     """The judge's findings about a client."""
-    waits = Waits(patience_s=patience_s, quiet_s=quiet_s)
+    waits = Waits(patience_s=patience_s, quiet_s=quiet_s, start_s=_STARTING_S)
     trial = Judgement(launch, folder, waits=waits, jobs=_JOBS, only=only)
     return [verdict async for played in trial.play() for verdict in played.verdicts]

@@ -179,7 +179,7 @@ def secret_flags(folder: Path) -> tuple[str, str]:
 @contextmanager
 def attacked(folder: Path, *flags: str) -> Iterator[Target]:
     """A line of two workers that already commits steps; `flags` are its service's."""
-    given = ("--liveness", "3", *secret_flags(folder), *flags)
+    given = ("--liveness", "10", *secret_flags(folder), *flags)
     with chaos_line(folder, 2, *given, pace_s=PACE_S) as line:
         line.await_step(5)
         yield Target(line)

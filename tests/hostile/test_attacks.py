@@ -66,9 +66,10 @@ def check(name: str, told: dict[str, Any]) -> None:
                 "FAILED_PRECONDITION",
                 "ALREADY_EXISTS",
                 "RESOURCE_EXHAUSTED",
+                "CANCELLED",  # By gRPC itself: too many calls wait to be looked at.
             }
         case "flood_of_offers":
-            assert ends <= {"UNAUTHENTICATED", "RESOURCE_EXHAUSTED"}
+            assert ends <= {"UNAUTHENTICATED", "RESOURCE_EXHAUSTED", "CANCELLED"}
         case "lanes_without_a_proof":
             assert told["admitted"] == 0
         case "insider_breaks_frames":

@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 TOKEN = b"a-token-of-the-tests"
 ATTEND = "/andon.v1.Coordinator/Attend"
 LIAR = 1
+ANSWER_S = 20.0
+"""How long a busy service may take for an answer."""
 LONG = "x" * 2**20
 HUGE = 2**64 - 1
 
@@ -49,14 +51,14 @@ class Rank:
         await self.call.write(data)
 
     async def hear(self) -> pb.AttendResponse:
-        data = await asyncio.wait_for(self.call.read(), 10)
+        data = await asyncio.wait_for(self.call.read(), ANSWER_S)
         assert data is not grpc.aio.EOF, await self.call.code()
         return pb.AttendResponse.FromString(data)
 
     async def end(self) -> Refused:
         """How the service ends the stream, after what it still says."""
         try:
-            while await asyncio.wait_for(self.call.read(), 10) is not grpc.aio.EOF:
+            while await asyncio.wait_for(self.call.read(), ANSWER_S) is not grpc.aio.EOF:
                 pass
         except grpc.aio.AioRpcError as error:
             return Refused.of(error)
@@ -248,7 +250,7 @@ def test_a_flood_of_reports_that_nobody_reads_keeps_no_other_rank_waiting(tmp_pa
                 rank.key = (await rank.hear()).formed.key
             flooding = asyncio.create_task(flood(liar))
             for number in range(1, 20):
-                await asyncio.wait_for(honest.goes_on(number), 5)
+                await asyncio.wait_for(honest.goes_on(number), ANSWER_S)
             flooding.cancel()
             liar.call.cancel()
 

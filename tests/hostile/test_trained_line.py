@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -168,11 +169,11 @@ def wanted_states(run_id: str) -> Callable[[random.Random], list[bytes]]:
 
 def ports_of(worker: Worker) -> list[int]:
     """The TCP ports that a process listens on: its neighbour in the ring reaches one of them."""
-    sockets = {
-        found[1]
-        for each in Path(f"/proc/{worker.process.pid}/fd").iterdir()
-        if (found := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(each)))
-    }
+    sockets = set[str]()
+    for each in Path(f"/proc/{worker.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # It was closed meanwhile.
+            if found := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(each)):
+                sockets.add(found[1])
     ports = []
     for table in ("tcp", "tcp6"):
         for row in Path(f"/proc/{worker.process.pid}/net/{table}").read_text().splitlines()[1:]:

@@ -61,6 +61,8 @@ class Waits:
     """How long to wait for what must come."""
     quiet_s: float = 0.3
     """The least time to watch for what must not come; always at least two heartbeats."""
+    start_s: float = 0.0
+    """How long to wait at least for a client's first Join: its process starts first."""
 
 
 class Host(Protocol):
@@ -129,6 +131,7 @@ class Bench:
             client=client,
             run_id=run_id,
             term=self._host.new_term(),
+            start_s=self._waits.start_s,
         )
         self._lines.append((line, asyncio.create_task(_watch(client, transcript))))
         return line

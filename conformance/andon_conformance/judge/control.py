@@ -67,6 +67,8 @@ class ScriptedCoordinator:
     client: Running
     run_id: str
     term: int
+    start_s: float = 0.0
+    """How long the client may take for its first Join, if that is more than for others."""
     head: Key | None = None
     """The line's head."""
     step: int = 0
@@ -147,6 +149,8 @@ class ScriptedCoordinator:
 
     async def joins(self, *, patience_s: float | None = None) -> pb.Join:
         """Waits for the client's next Join, on a new stream."""
+        if patience_s is None and not self._joins:
+            patience_s = max(self.start_s, self.transcript.patience_s)
         beginning = await self.transcript.wait(
             "a Train stream", opened(TRAIN), self.joined_at, patience_s=patience_s
         )
@@ -156,7 +160,7 @@ class ScriptedCoordinator:
         self._train = beginning.stream
         # A request for work ends with its stream.
         self._asked, self._asks_from = None, self.joined_at
-        event = await self.transcript.wait("Join", self.on_train("join"))
+        event = await self.transcript.wait("Join", self.on_train("join"), patience_s=patience_s)
         self.join = event.message
         return self.join
 

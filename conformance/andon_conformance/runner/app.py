@@ -68,6 +68,8 @@ _IN_GRAINS: tuple[Scene, ...] = ("bootstrap", "grains")
 """What is made on a line in grains: the other checks belong to a line without."""
 _WAITS = 12
 """A check may take this many times the patience in all: it may wait more than once."""
+_STATUS_S = 5.0
+"""How long the first GetStatus may take at least, which also waits for the connection."""
 
 
 async def results_of(config: RunnerConfig) -> AsyncIterator[Result]:
@@ -201,7 +203,7 @@ async def _server(config: RunnerConfig) -> AsyncIterator[ServerProcess | None]:
 @asynccontextmanager
 async def _line(config: RunnerConfig, server: ServerProcess | None) -> AsyncIterator[LineUnderTest]:
     """A new line, with players that have not joined yet."""
-    status = await ask_status(config.reach, timeout_s=config.patience_s)
+    status = await ask_status(config.reach, timeout_s=max(config.patience_s, _STATUS_S))
     if status is None:
         there = await listens(config.reach.address)
         fact = "a process takes connections there" if there else "no process listens there"

@@ -20,7 +20,10 @@ __all__ = ["ServerProcess", "ask_status", "listens"]
 
 _STARTING_S = 60.0
 _GRACE_S = 5.0
-_ENDING_S = 0.05
+_ENDING_S = 1.0
+"""How long the end of a process is waited for after its connection broke."""
+_LOOK_S = 0.05
+"""As long, while a server that starts answers nothing yet."""
 
 
 class ServerProcess:
@@ -40,12 +43,12 @@ class ServerProcess:
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
 
-    async def ended(self) -> str:
-        """How the process ended by itself; empty if it is alive."""
+    async def ended(self, within_s: float = _ENDING_S) -> str:
+        """How the process ended by itself; empty if it is alive after `within_s`."""
         if self._process is None:
             return ""
         try:  # a broken connection may be seen before the process that broke it is gone
-            async with asyncio.timeout(_ENDING_S):
+            async with asyncio.timeout(within_s):
                 code = await self._process.wait()
         except TimeoutError:
             return ""
@@ -73,7 +76,7 @@ class ServerProcess:
             raise CommandError(f"--start: {self._command[0]} can't be started: {error}") from error
         deadline = asyncio.get_running_loop().time() + _STARTING_S
         while await ask_status(self._reach, timeout_s=1.0) is None:
-            if ended := await self.ended():
+            if ended := await self.ended(_LOOK_S):
                 raise CommandError(f"--start: nothing answered at {self._reach.address}: {ended}")
             if asyncio.get_running_loop().time() > deadline:
                 raise CommandError(

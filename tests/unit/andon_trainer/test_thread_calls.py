@@ -19,10 +19,16 @@ def deep(calls: int, then: Callable[[], object]) -> object:
 @pytest.fixture
 def waiting() -> Iterator[int]:
     """A thread that waits, fifty calls deep."""
-    over = threading.Event()
-    thread = threading.Thread(target=deep, args=(50, over.wait))
+    there, over = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        there.set()
+        over.wait()
+
+    thread = threading.Thread(target=deep, args=(50, wait))
     thread.start()
     assert thread.ident is not None
+    assert there.wait(20)
     yield thread.ident
     over.set()
     thread.join()
