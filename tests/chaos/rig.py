@@ -382,6 +382,11 @@ class ChaosLine:
         events = events_of(self.workers[slot].log)
         return [each["step"] for each in events if each["event"] == "applied" and each["attends"]]
 
+    def averaged(self, slot: int) -> list[int]:
+        """The steps after which a worker had an average of all workers' numbers."""
+        events = events_of(self.workers[slot].log)
+        return [each["step"] for each in events if each["event"] == "averaged"]
+
     def said(self, slot: int, text: str) -> list[str]:
         """What a worker's log says that has this text in it."""
         told = [each for each in events_of(self.workers[slot].log) if each["event"] == "said"]

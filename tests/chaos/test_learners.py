@@ -105,6 +105,7 @@ def test_a_lone_survivor_gives_its_state_to_two_learners_and_trains_on(tmp_path:
     assert judge(line).roster() == (0, 1, 2)
     assert line.said(1, LEARNING)
     assert line.said(2, LEARNING)
+    assert any(line.averaged(slot) for slot in line.workers), "nobody ever averaged a number"
 
 
 @pytest.mark.parametrize("point", ["assigned", "ready-sent"])

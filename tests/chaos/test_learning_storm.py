@@ -68,3 +68,4 @@ def test_a_storm_around_learners_leaves_the_weights_that_the_journal_asks_for(
 
     judge(line, cord=True)
     assert any(line.made_up(slot) for slot in line.workers), "nobody ever made up a step"
+    assert any(line.averaged(slot) for slot in line.workers), "nobody ever averaged a number"

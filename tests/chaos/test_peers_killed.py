@@ -22,6 +22,9 @@ from unit.andon_trainer.call_cases import collective
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
+AT_ONCE_S = 4.0
+"""How late a busy machine may be: less than the 5 s that opening a lane may take."""
+
 _RANK = """
 import sys
 sys.path[:0] = {paths!r}
@@ -86,7 +89,7 @@ def test_the_others_raise_at_once_and_accuse_the_rank_that_was_killed() -> None:
         with pytest.raises(SessionEnded) as caught:
             call_on(group, call, work)
 
-        assert time.monotonic() - killed < 1.0
+        assert time.monotonic() - killed < AT_ONCE_S
         assert caught.value.over.end is SessionEnd.UNREACHABLE
         assert caught.value.over.culprit == 2
         peers.close()

@@ -123,6 +123,8 @@ def _stages(
     service: Service, workers: list[Worker], restart: Callable[[], Worker], gates: Path
 ) -> Iterator[tuple[str, Stage]]:
     service.await_waiting_for(f"workers 0, 1 to finish step {PAUSED}")
+    # Worker 1 may have asked for its work while it still counts the step before.
+    wait_until((gates / "paused.here").exists)
     yield "paused", _look(service, _training)
     time.sleep(HELD_UP_S)
     (gates / "paused").touch()

@@ -201,16 +201,23 @@ def test_f_dp_003_a_bad_value_computed_ahead_halts_the_line_though_its_averages_
 
 
 def test_a_newcomer_to_a_halted_line_waits_for_the_answer_too(tmp_path: Path) -> None:
-    spec = {**SPEC, "poison": {**POISON, "step": 5, "slot": 1}}
+    of_both = {**SPEC, "micro": None, "steps": 40}
+    # After the answer worker 0 is slow, until the newcomer has the state and is on a roster.
+    spec = {
+        **{**of_both, "slow": {"step": 5, "until": str(tmp_path / "both")}},
+        "poison": {**POISON, "step": 5, "slot": 1},
+    }
     with start_line(tmp_path, spec, 2, ANDON_ON_HALT="wait") as (service, workers):
         halt = service.await_halt()
         workers[1].process.kill()
         workers[1].wait()
-        (tmp_path / "again").mkdir()
-        again = start_worker(tmp_path / "again", SPEC, slot=1, **on_line(service, 1, 2))
         service.await_status(lambda line: line.live == 1)
+        (tmp_path / "again").mkdir()
+        again = start_worker(tmp_path / "again", of_both, slot=1, **on_line(service, 1, 2))
         service.await_status(lambda line: line.live == 2)
         service.clear_halt(halt.id)
+        service.await_status(lambda line: line.participating == 2)
+        (tmp_path / "both").touch()
         finish([workers[0], again])
 
     assert "Waiting for the operator" in again.output

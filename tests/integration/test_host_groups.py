@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from integration.harness import Service, Worker, start_host, start_worker
+from integration.harness import Service, Worker, start_host, start_worker, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -41,11 +41,15 @@ def test_f_dp_005_f_dp_006_hosts_of_several_processes_match_one_though_a_process
         alpha = start_waiting(tmp_path, service, {**SPEC, **of_alpha}, "alpha")
         beta = start_waiting(tmp_path, service, {**SPEC, "pauses": pauses}, "beta")
         started = [*alpha, *beta]
+
+        def paused() -> bool:
+            assert all(each.process.poll() is None for each in started), beta[1].output
+            return until.with_suffix(".here").exists()
+
         try:
             halt = service.await_halt()
             service.clear_halt(halt.id)
-            while not until.with_suffix(".here").exists():
-                assert all(each.process.poll() is None for each in started), beta[1].output
+            wait_until(paused)
             beta[1].kill()  # in the middle of a step, while its leader waits for it
             codes = [beta[0].wait(), beta[1].process.wait()]
             service.await_status(lambda line: line.live == 1 and line.step >= 8)

@@ -26,6 +26,11 @@ EPOCH = 5
 """Steps of an epoch."""
 NEWCOMER = 3
 SCRIPT = "following.py"
+ENDS: dict[str, Any] = {
+    **{**SPEC, "steps": 30, "tarries": 1000},
+    "awaits": {"slot": NEWCOMER, "step": 12, "each_s": 2.0},
+}
+"""A run that ends while its newcomer learns: slot 0 waits half a minute in all for that one."""
 
 
 @dataclass
@@ -175,8 +180,7 @@ def test_c_learn_001_a_halt_meanwhile_comes_to_a_learner_in_its_turn(tmp_path: P
 
 
 def test_a_run_that_ends_meanwhile_is_made_up_to_its_end(tmp_path: Path) -> None:
-    spec = {**SPEC, "steps": 30, "tarries": 1000}
-    with learning(tmp_path, spec, 2) as story:
+    with learning(tmp_path, ENDS, 2) as story:
         codes = [each.wait() for each in (*story.members, story.newcomer)]
 
     assert codes == [0, 0, 0], story.newcomer.output
@@ -192,8 +196,7 @@ def test_a_run_that_ends_meanwhile_is_made_up_to_its_end(tmp_path: Path) -> None
 def test_a_learner_that_is_killed_or_asked_to_leave_holds_nobody_up(
     tmp_path: Path, number: signal.Signals, ends: tuple[int, ...]
 ) -> None:
-    spec = {**SPEC, "steps": 40, "tarries": 1000}
-    with learning(tmp_path, spec, 2) as story:
+    with learning(tmp_path, {**ENDS, "steps": 40}, 2) as story:
         story.await_attending()
         story.newcomer.process.send_signal(number)
         codes = [each.wait() for each in (*story.members, story.newcomer)]

@@ -29,6 +29,8 @@ from unit.andon_trainer.call_cases import COLLECTIVES, collective, reduce_floats
 pytestmark = pytest.mark.integration
 
 PATIENCE_S = 20.0
+AT_ONCE_S = 4.0
+"""How late a busy machine may be: less than the 5 s that opening a lane may take."""
 
 
 def alone(ranks: int) -> Places:
@@ -485,7 +487,7 @@ def test_a_rank_whose_lanes_break_is_accused_at_once() -> None:
         over = over_of(call).over
 
         assert (over.end, over.culprit) == (SessionEnd.UNREACHABLE, 1)
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < AT_ONCE_S
 
 
 def test_faults_of_a_rank_are_told_in_the_order_in_which_they_were_found() -> None:

@@ -109,6 +109,8 @@ def test_a_fault_ends_the_session_of_all_and_counts_as_a_halt(tmp_path: Path) ->
             errors = await all_over(ranks)
             assert {error.exit_code for error in errors} == {3}
             assert "rank 1 on host-1 gave nan in head.weight[3, 1]" in str(errors[0])
+            # Whoever watches is told after `over` is there to read.
+            await until(lambda: bool(heard))
             assert heard == [SessionEnd.NON_FINITE]
             halts = served.metric("andon_jidoka_halts_total", reason="non_finite_gradient")
             await leave(ranks)
@@ -158,7 +160,7 @@ def test_people_see_a_pending_call_and_who_is_missing(tmp_path: Path) -> None:
         return RankReport(steps=4, bytes=12_500_000, pending=pending, numbers=(("loss", 4, 2.5),))
 
     async def story() -> None:
-        async with serving(config_in(tmp_path, liveness_s=1.0)) as served:
+        async with serving(config_in(tmp_path, liveness_s=2.0)) as served:
             first = asyncio.create_task(asyncio.to_thread(attend, settings(served, 0, 2)))
             async with LineClient(served.address) as client:
                 await until(lambda: bool(served.coordinator.status().waiting_for))
@@ -218,7 +220,7 @@ def test_who_did_not_attend_is_named(tmp_path: Path) -> None:
     async def story() -> None:
         async with serving(config_in(tmp_path)) as served:
             with pytest.raises(CallTimedOut, match="ranks 1, 2 did not come"):
-                await asyncio.to_thread(attend, settings(served, 0, 3, form_within_s=0.3))
+                await asyncio.to_thread(attend, settings(served, 0, 3, form_within_s=2.0))
 
     run(story())
 
@@ -365,7 +367,7 @@ def ended(child: Child) -> tuple[int, str]:
 
 
 def test_a_frozen_rank_is_named_and_hears_of_its_own_loss(tmp_path: Path) -> None:
-    with Service(tmp_path / "run", 2, "--liveness", "1") as service:
+    with Service(tmp_path / "run", 2, "--liveness", "2") as service:
         first, frozen = ranks_of(service, tmp_path, ("wait",) * 2)
         frozen.send_signal(signal.SIGSTOP)
         code, said = ended(first)
@@ -380,7 +382,7 @@ def test_a_frozen_rank_is_named_and_hears_of_its_own_loss(tmp_path: Path) -> Non
 def test_a_rank_that_holds_the_interpreters_lock_for_longer_than_a_lease_is_not_lost(
     tmp_path: Path,
 ) -> None:
-    with Service(tmp_path / "run", 2, "--liveness", "1") as service:
+    with Service(tmp_path / "run", 2, "--liveness", "2") as service:
         held, other = ranks_of(service, tmp_path, ("hold", "wait"))
 
         assert held.wait(20.0) == 0

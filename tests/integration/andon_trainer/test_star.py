@@ -426,7 +426,7 @@ def test_a_reducer_that_goes_away_is_named_and_the_next_round_opens_all_streams_
 def test_a_reducer_that_never_answers_is_given_up() -> None:
     with Reducer() as reducer, socket.create_server(("127.0.0.1", 0)) as silent:
         addresses = [f"127.0.0.1:{reducer.port}", f"127.0.0.1:{silent.getsockname()[1]}"]
-        access = ReducerAccess(opening_s=0.3)
+        access = ReducerAccess(opening_s=2.0)
         exchange = StarExchange(LAYOUT, POLICY, Inbox(), shares_of(addresses), access)
         began = time.monotonic()
 

@@ -54,6 +54,7 @@ def test_all_connections_of_a_lane_carry_frames_and_the_means_have_the_same_bits
         for worker in workers:
             worker.open()
         wait_until(lambda: all(has_connections(each, 4) for each in workers))
+        wait_until(lambda: all(lanes_of(each).used[UP] == 4 for each in workers))
 
         for number in range(1, 6):
             assert set(exchanged(workers, number)) == {weighted_mean(workers)}

@@ -2,7 +2,7 @@
 
 Usage: following.py SPEC.json OUT.json. In `slow` slots each step takes a while, so that a newcomer
 can come near; its first steps take longer, if it `tarries`. Whoever came late stops the run some
-steps after it is on a roster.
+steps after it is on a roster. If the run's last step is near, slot 0 may have to await a newcomer.
 """
 
 from __future__ import annotations
@@ -107,12 +107,25 @@ def await_ahead(line: Line, steps: int) -> None:
         time.sleep(0.01)
 
 
+def await_newcomer(line: Line, awaited: dict[str, Any]) -> None:
+    """From a step on, waits in each one until a newcomer attends, or for some seconds.
+
+    Not for good in one step: a newcomer is sent the state as the next round opens.
+    """
+    attends = Path(sys.argv[2]).with_name(f"out-{awaited['slot']}.attends")
+    until = time.monotonic() + awaited["each_s"]
+    while line.step >= awaited["step"] and not attends.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 def pause(line: Line, spec: dict[str, Any], bodies: int) -> None:
     """Makes members slow, and a learner at first slower."""
     if spec["slot"] in spec["slow"]:
         time.sleep(spec["pace_s"])
     if spec["slot"] == 0:
         Path(sys.argv[2]).with_suffix(".at").write_text(str(line.step))
+        if "awaits" in spec:
+            await_newcomer(line, spec["awaits"])
     if line.rank == line.world_size:
         Path(sys.argv[2]).with_suffix(".attends").touch()
         if not bodies:

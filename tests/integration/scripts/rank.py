@@ -1,7 +1,7 @@
 """One rank of a session: usage `rank.py ADDRESS RANK WORLD_SIZE MODE`.
 
 It says `formed`, and at the end `over: ...`. MODE: `wait` waits for the end of the session, `hold`
-leaves after it has held the interpreter's lock for three seconds.
+leaves after it has held the interpreter's lock for four seconds, which is two leases.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     attending.report_from(lambda: RankReport(steps=2, bytes=64))
     say(f"formed {attending.formed.key}")
     if mode == "hold":
-        ctypes.PyDLL(None).sleep(3)  # Unlike CDLL, it keeps the lock.
+        ctypes.PyDLL(None).sleep(4)  # Unlike CDLL, it keeps the lock.
         attending.leave(done=True)
         say(f"left {attending.over}")
         return
