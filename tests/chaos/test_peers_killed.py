@@ -18,12 +18,10 @@ from andon_trainer.errors import SessionEnded
 from andon_trainer.peers.collective import OpenCall, PeerGroup
 from andon_trainer.peers.session import Peers
 from andon_trainer.peers.testing import FakeSession, RankSeat, formed_for
+from integration.test_peers import AT_ONCE_S
 from unit.andon_trainer.call_cases import collective
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
-
-AT_ONCE_S = 4.0
-"""How late a busy machine may be: less than the 5 s that opening a lane may take."""
 
 _RANK = """
 import sys

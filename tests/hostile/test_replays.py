@@ -79,8 +79,8 @@ def test_f_dp_001_sessions_that_are_played_again_move_no_weight(tmp_path: Path) 
         def joined() -> int:
             return (line.folder / "run" / "service.log").read_text().count(JOINED)
 
-        def joined_beyond(known: int) -> bool:
-            return joined() > known
+        def has_joined(times: int) -> bool:
+            return joined() >= times
 
         line.start_worker(1, address=relay.address)
         line.await_progress(steps=4)
@@ -93,7 +93,7 @@ def test_f_dp_001_sessions_that_are_played_again_move_no_weight(tmp_path: Path) 
         for each in plays(recorded, random.Random(SEED)):
             port = tcp_port if each.direction else int(grpc_port)
             # A Join as it was is taken, however busy the service is.
-            heard = partial(joined_beyond, joined() if each in joins else -1)
+            heard = partial(has_joined, joined() + (each in joins))
             play(host, port, bytes(each.data), heard)
             # One after the other: who plays a worker's Join takes its place for a moment.
             line.await_progress()

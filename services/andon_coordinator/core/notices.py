@@ -90,14 +90,12 @@ def _can_write(member: LineMember) -> bool:
 def _holds_alone(core: CoreState, member: LineMember) -> bool:
     """Whether the line's state would be lost with a worker, though it can be kept."""
     chain = core.chain
-    # Initial weights are no loss, and a run that is over has what it was for.
-    if member.head != chain.head or not chain.step or core.stop_reason or core.draining:
+    # Initial weights are no loss, and a run that is about to end has what it was for.
+    if member.head != chain.head or not chain.step or core.draining:
         return False
-    others = [*core.members.in_sync(chain.head), *core.members.spares()]
-    if any(
-        each is not member and each.head == chain.head and each.stream not in core.keeping
-        for each in others
-    ):
+    spares = (each for each in core.members.spares() if each.head == chain.head)
+    holders = [*core.members.in_sync(chain.head), *spares]
+    if any(each is not member and each.stream not in core.keeping for each in holders):
         return False
     if core.checkpoints.step >= chain.step:
         return False
